@@ -1,0 +1,89 @@
+"""Content-Aware Allocation and the frame score it shares with Content-Aware Selection.
+
+The score is a heuristic over small grey previews, with no learning and no text. Four parts, each in [0, 1]:
+
+- **sharpness**: mean absolute Laplacian; a blurred transition has little of it;
+- **change**: how far the frame is from its nearer neighbour in time; repeated shots have little of it;
+- **text-likeness**: the share of small tiles with both strong dark-light steps along a row and a two-sided histogram,
+  as writing has;
+- **blankness**: one minus the spread of grey levels; it multiplies the rest, so a black frame scores next to nothing.
+
+Sharpness, change and text-likeness are taken relative to the video's own largest value, then averaged. Tokens go in
+proportion to the score, so scales go with its square root.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from allocembed.allocators.base import Allocator, Plan
+from allocembed.budget import FRAMES_PER_CHUNK, Budget
+from allocembed.video import Clip
+
+PREVIEW_SIDE = 128  # pixels of the longer side of a preview
+TILE = 8  # side of the tiles in which writing is looked for
+FLOOR = 0.1  # the least score a frame is given, so that no chunk asks for nothing
+
+
+class ContentAware(Allocator):
+    """All candidates kept; tokens in proportion to a frame-importance heuristic."""
+
+    name = "content"
+
+    def plan(self, clip: Clip, text: str | None, budget: Budget) -> Plan:
+        scores = frame_scores(clip.frames)
+        padded = np.pad(scores, (0, -len(scores) % FRAMES_PER_CHUNK), mode="edge")
+        # A chunk is worth its better frame: the other one shares the pixels anyway.
+        chunk_scores = padded.reshape(-1, FRAMES_PER_CHUNK).max(1)
+        return Plan(np.arange(len(clip)), np.sqrt(chunk_scores / chunk_scores.mean()))
+
+
+def previews(frames: np.ndarray) -> torch.Tensor:
+    """(T, H, W, 3) uint8 frames to (T, h, w) grey levels in [0, 1], the longer side PREVIEW_SIDE at most."""
+    height, width = frames.shape[1:3]
+    shrink = min(1.0, PREVIEW_SIDE / max(height, width))
+    size = (max(TILE, round(height * shrink)), max(TILE, round(width * shrink)))
+    video = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
+    small = torch.cat([F.interpolate(frame[None], size=size, mode="bilinear", antialias=True) for frame in video])
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1) / 255
+    return (small * weights).sum(1)
+
+
+def frame_scores(frames: np.ndarray) -> np.ndarray:
+    """Importance of each of (T, H, W, 3) frames, (T,) in [FLOOR, 1].
+
+    >>> rng = np.random.default_rng(0)
+    >>> black, noise = np.zeros((1, 64, 64, 3), np.uint8), rng.integers(0, 255, (1, 64, 64, 3), np.uint8)
+    >>> scores = frame_scores(np.concatenate([black, noise]))
+    >>> bool(scores[0] == FLOOR), bool(scores[1] > 0.5)
+    (True, True)
+    """
+    grey = previews(frames)
+    parts = [_relative(part) for part in (_sharpness(grey), _change(grey), _text_likeness(grey))]
+    lively = (grey.flatten(1).std(1) / 0.1).clamp(max=1)
+    return (torch.stack(parts).mean(0) * lively).clamp(min=FLOOR).numpy().astype(np.float64)
+
+
+def _relative(values: torch.Tensor) -> torch.Tensor:
+    return values / values.max().clamp(min=1e-6)
+
+
+def _sharpness(grey: torch.Tensor) -> torch.Tensor:
+    kernel = torch.tensor([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]]).view(1, 1, 3, 3)
+    return F.conv2d(grey[:, None], kernel).abs().mean((1, 2, 3))
+
+
+def _change(grey: torch.Tensor) -> torch.Tensor:
+    if len(grey) == 1:
+        return torch.ones(1)
+    steps = grey.diff(dim=0).abs().mean((1, 2))
+    return torch.minimum(torch.cat([steps[:1], steps]), torch.cat([steps, steps[-1:]]))
+
+
+def _text_likeness(grey: torch.Tensor) -> torch.Tensor:
+    step = F.pad((grey.diff(dim=2).abs() > 0.25).float(), (0, 1))
+    tiles = F.avg_pool2d(step[:, None], TILE)[:, 0]
+    spread = F.max_pool2d(grey[:, None], TILE)[:, 0] + F.max_pool2d(-grey[:, None], TILE)[:, 0]
+    return ((tiles > 0.15) & (tiles < 0.6) & (spread > 0.5)).float().mean((1, 2))

@@ -1,0 +1,174 @@
+"""What every backbone shares: rows of tokens with explicit positions, batched, read by a frozen model.
+
+A family adds two things: the layout (the string its checkpoints were trained on) and the name of its position
+rule. Rows are right-padded or packed. Right padding needs no mask: attention is causal and the pooled token is
+the last real one, so nothing it reads comes after it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from allocembed.backbones.attention import use_chunk_attention
+from allocembed.backbones.positions import RULES
+from allocembed.resize import Geometry, Patches
+
+Batching = Literal["pad", "pack"]
+VIDEO_PAD = "<|video_pad|>"
+
+
+class BackboneError(RuntimeError):
+    """A backbone can't be had or can't be used; the message says what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One thing to embed: a text, a video, or a video with a text; `instruction` is None for the default."""
+
+    text: str | None = None
+    patches: Patches | None = None
+    instruction: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.text is None and self.patches is None:
+            raise ValueError("nothing to embed: give a text, a video, or both")
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Tokens of one item: ids (S,), positions (3, S), and the item's patches."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+    patches: Patches | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Backbone(ABC):
+    """A frozen embedding model. `embed` is all the rest of the package needs of it."""
+
+    family: str
+    position_rule: str
+    query_instruction: str | None  # what a search sentence is introduced with
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        geometry: Geometry,
+        *,
+        name: str,
+        dim: int | None = None,
+        notice: str | None = None,
+    ) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer, self.geometry, self.name, self.notice = tokenizer, geometry, name, notice
+        self.video_token = model.config.video_token_id
+        width = model.config.text_config.hidden_size
+        if dim is not None and not 1 <= dim <= width:
+            raise BackboneError(f"{name} has {width} dimensions, so dim must be 1 to {width}, not {dim}")
+        self.dim = dim or width
+        use_chunk_attention(model.visual)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @abstractmethod
+    def layout(self, item: Item) -> str:
+        """The string the tokenizer reads, with one `<|video_pad|>` for every chunk."""
+
+    def row(self, item: Item) -> Row:
+        """Tokenises an item; each chunk's placeholder becomes as many tokens as the chunk costs."""
+        # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
+        ids = np.asarray(self.tokenizer(self.layout(item))["input_ids"])
+        grids = np.empty((0, 2), int) if item.patches is None else item.patches.grids[:, 1:].numpy()
+        counts = np.where(ids == self.video_token, 0, 1)
+        if np.count_nonzero(counts == 0) != len(grids):
+            raise BackboneError(f"the text holds {VIDEO_PAD}, which stands for video: take it out of the text")
+        merged = grids // self.geometry.merge
+        counts[counts == 0] = merged.prod(-1)
+        ids = np.repeat(ids, counts)
+        return Row(ids, RULES[self.position_rule](ids, self.video_token, merged), item.patches)
+
+    @torch.inference_mode()
+    def embed(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> torch.Tensor:
+        """Embeds items as (N, dim) fp32 unit vectors, on the CPU, in the order given."""
+        rows = [self.row(item) for item in items]
+        vectors = torch.empty((len(rows), self.dim))
+        for batch in group_rows([len(row) for row in rows], batch_tokens, padded=batching == "pad"):
+            vectors[batch] = self.forward([rows[i] for i in batch], batching).cpu()
+        return vectors
+
+    def forward(self, rows: Sequence[Row], batching: Batching = "pad") -> torch.Tensor:
+        """One forward pass over rows: (N, dim) fp32 unit vectors on the model's device."""
+        ids, positions, last = (pack_rows if batching == "pack" else pad_rows)(rows)
+        videos = [row.patches for row in rows if row.patches is not None]
+        vision = {}
+        if videos:
+            pixels = torch.cat([patches.pixels for patches in videos]).to(self.device, non_blocking=True)
+            whole = Patches(pixels, torch.cat([patches.grids for patches in videos]), np.empty(0), self.geometry)
+            vision["pixel_values_videos"] = whole.normalised(self.device, self.dtype)
+            vision["video_grid_thw"] = whole.grids.to(self.device)
+        hidden = self.model(
+            input_ids=ids.to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=None,
+            use_cache=False,
+            **vision,
+        ).last_hidden_state
+        pooled = hidden[last[0].to(self.device), last[1].to(self.device)]
+        return F.normalize(pooled[:, : self.dim].float(), dim=-1)
+
+
+def pad_rows(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Right-padded ids (N, S), positions (3, N, S) and the index of every row's last token."""
+    longest = max(len(row) for row in rows)
+    ids = np.zeros((len(rows), longest), np.int64)
+    positions = np.zeros((3, len(rows), longest), np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], positions[:, i, : len(row)] = row.ids, row.positions
+    last = torch.tensor([len(row) - 1 for row in rows])
+    return torch.from_numpy(ids), torch.from_numpy(positions), (torch.arange(len(rows)), last)
+
+
+def pack_rows(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """All rows in one sequence: ids (1, S), positions (4, 1, S), whose first row keeps the sequences apart."""
+    ids = np.concatenate([row.ids for row in rows])[None]
+    apart = np.concatenate([np.arange(len(row)) for row in rows])
+    positions = np.concatenate([apart[None], np.concatenate([row.positions for row in rows], 1)])[:, None]
+    last = torch.tensor(np.cumsum([len(row) for row in rows]) - 1)
+    return torch.from_numpy(ids), torch.from_numpy(positions), (torch.zeros_like(last), last)
+
+
+def group_rows(lengths: Sequence[int], batch_tokens: int, *, padded: bool) -> list[list[int]]:
+    """Batches of rows of similar length, of at most `batch_tokens` tokens each (one row at least).
+
+    >>> group_rows([5, 90, 6, 4], 20, padded=True)
+    [[3, 0, 2], [1]]
+    """
+    batches: list[list[int]] = []
+    total = 0
+    for i in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        # Sorted by length, the newest row is the longest, so it sets the padded size of its batch.
+        total = lengths[i] * (len(batches[-1]) + 1) if batches and padded else total + lengths[i]
+        if batches and total <= batch_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+            total = lengths[i]
+    return batches

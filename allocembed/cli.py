@@ -1,0 +1,220 @@
+"""The command line: a thin skin over the package. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+app = typer.Typer(
+    help="Video embeddings under a hard token budget: every frame gets the resolution it deserves.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+stderr = Console(stderr=True, highlight=False)
+
+
+class Seek(StrEnum):
+    """How frames are found in a file."""
+
+    exact = "exact"
+    keyframe = "keyframe"
+
+
+class Method(StrEnum):
+    """The six ways to spend a budget."""
+
+    base = "base"
+    full = "full"
+    uniform = "uniform"
+    content = "content"
+    select = "select"
+    learned = "learned"
+
+
+BackboneOption = Annotated[
+    str, typer.Option("--backbone", "-b", help="Short name, hub id or local folder of the embedding model.")
+]
+AllocatorOption = Annotated[Method, typer.Option("--allocator", "-a", help="How the budget is spent over the frames.")]
+BudgetOption = Annotated[
+    str,
+    typer.Option(help="At most so many visual tokens a video: 8f for 8 native frames' worth, or a number."),
+]
+CandidatesOption = Annotated[int, typer.Option(min=1, help="Frames sampled from the video before allocation.")]
+RangeOption = Annotated[str, typer.Option("--range", help="Smallest and largest scale of a frame.")]
+SeekOption = Annotated[
+    Seek,
+    typer.Option(help="exact: the very frames; keyframe: the nearest keyframe where it is near, much faster."),
+]
+TextOption = Annotated[str | None, typer.Option(help="Task text or question that goes with the video.")]
+InstructionOption = Annotated[str | None, typer.Option(help="Instruction to the model; its own default if not given.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
+DtypeOption = Annotated[
+    str, typer.Option(help="auto (bfloat16 on CUDA, float32 on a CPU), float32, bfloat16, float16.")
+]
+DimOption = Annotated[int | None, typer.Option(help="Keep only the first dimensions of the vector (Matryoshka).")]
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """The options that stand before a command."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"allocembed {installed('allocembed')}")
+        raise typer.Exit
+
+
+@app.command()
+def embed(
+    videos: Annotated[list[Path], typer.Argument(help="Video files or folders of frames.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the vectors go: .npz or .jsonl.")] = Path(
+        "vectors.npz"
+    ),
+    backbone: BackboneOption = "qwen3-vl-embedding-2b",
+    allocator: AllocatorOption = Method.uniform,
+    budget: BudgetOption = "8f",
+    candidates: CandidatesOption = 24,
+    scale_range: RangeOption = "0.2,1.8",
+    seek: SeekOption = Seek.exact,
+    text: TextOption = None,
+    instruction: InstructionOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    dim: DimOption = None,
+) -> None:
+    """Embed videos under a token budget; one vector a video, with what it cost."""
+    from allocembed import vectors
+    from allocembed.embedder import Failure
+
+    writer = vectors.open_writer(out)
+    embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, dim)
+    failures = []
+    with writer, _progress() as progress:
+        task = progress.add_task("embedding", total=len(videos), spent="")
+        spent = 0
+        for result in embedder.stream(videos, text, instruction=instruction):
+            if isinstance(result, Failure):
+                failures.append(result)
+            else:
+                writer.add(result)
+                spent += result.cost
+            progress.update(task, advance=1, spent=f"{spent:,} tokens")
+    done = len(videos) - len(failures)
+    if done:
+        stderr.print(f"{done} of {len(videos)} videos, {embedder.backbone.dim} dimensions, {spent:,} tokens → {out}")
+    for failure in failures:
+        stderr.print(f"[red]left out[/red] {escape(str(failure.error))}", soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def allocate(
+    video: Annotated[Path, typer.Argument(help="A video file or a folder of frames.", show_default=False)],
+    png: Annotated[Path | None, typer.Option(help="Write the filmstrip as a picture.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the filmstrip as a page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the allocation as JSON.")] = False,
+    backbone: BackboneOption = "qwen3-vl-embedding-2b",
+    allocator: AllocatorOption = Method.uniform,
+    budget: BudgetOption = "8f",
+    candidates: CandidatesOption = 24,
+    scale_range: RangeOption = "0.2,1.8",
+    seek: SeekOption = Seek.exact,
+    text: TextOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+) -> None:
+    """Show where the tokens of a video go: every candidate frame, its scale, its share of the budget."""
+    from allocembed import film
+
+    embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, None)
+    clip = embedder.read(video)
+    allocation = embedder.allocate(clip, text)
+    look = {"title": video.name, "method": allocator.value, "factor": embedder.backbone.geometry.factor}
+    if png:
+        film.save_png(clip, allocation, png, **look)
+    if html:
+        film.save_html(clip, allocation, html, **look)
+    if as_json:
+        typer.echo(json.dumps(film.as_json(clip, allocation)))
+        return
+    _print_allocation(clip, allocation)
+    for written in filter(None, (png, html)):
+        stderr.print(f"→ {written}")
+    if not (png or html):
+        stderr.print("[dim]--html film.html or --png film.png shows it as a picture[/dim]")
+
+
+def _print_allocation(clip, allocation) -> None:
+    from rich.table import Table
+
+    from allocembed.film import format_time
+
+    table = Table(title=f"{allocation.cost:,} of {allocation.budget:,} tokens, {allocation.relative_cost:.3f}× Base")
+    for heading in ("time", "scale", "grid", "tokens"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    most = max(grid.tokens for grid in allocation.grids)
+    for (first, second), scale, grid in zip(allocation.frames, allocation.scales, allocation.grids, strict=True):
+        times = " – ".join(format_time(clip.times[frame]) for frame in dict.fromkeys((first, second)))
+        bar = "█" * max(1, round(24 * grid.tokens / most))
+        table.add_row(times, f"{scale:.2f}", f"{grid.rows}×{grid.cols}", str(grid.tokens), bar)
+    Console().print(table)
+
+
+def _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, dim):
+    """Builds the embedder from the options; the cheap checks come before the weights are read."""
+    from allocembed.budget import Budget, BudgetError, check_range
+    from allocembed.embedder import AllocEmbed
+
+    try:
+        bounds = check_range(tuple(float(bound) for bound in scale_range.split(",")))
+    except (ValueError, TypeError) as error:
+        reason = str(error) if isinstance(error, BudgetError) else "write two numbers, as in --range 0.2,1.8"
+        raise typer.BadParameter(reason, param_hint="--range") from error
+    settings = {
+        "budget": Budget.parse(budget),
+        "candidates": candidates,
+        "scale_range": bounds,
+        "seek": seek.value,
+    }
+    return AllocEmbed.from_pretrained(backbone, allocator.value, device=device, dtype=dtype, dim=dim, **settings)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[spent]}"),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
+    )
+
+
+def main() -> None:
+    """Runs the command line; what a user can mend is one message and exit code 1, never a traceback."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        stderr.print("stopped")
+        sys.exit(130)
+    except Exception as error:
+        from allocembed.errors import USER_ERRORS
+
+        if not isinstance(error, USER_ERRORS):
+            raise
+        stderr.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(1)

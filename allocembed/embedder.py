@@ -1,0 +1,202 @@
+"""AllocEmbed: the whole path from a video to a vector, and the only place that knows it.
+
+    source → Clip → (allocator) → Allocation within the budget → Patches → (backbone) → vector
+
+Every embedding comes with the allocation that made it, and so with its exact cost in tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from allocembed.allocators import DEFAULT_ALLOCATOR, Allocator, load_allocator
+from allocembed.backbones import DEFAULT_BACKBONE, Backbone, Item, load_backbone
+from allocembed.budget import CANDIDATES, SCALE_RANGE, Allocation, Budget, BudgetError, check_range
+from allocembed.resize import Patches, to_patches
+from allocembed.video import Clip, DecodeLimits, VideoError, sample
+
+Source: TypeAlias = str | Path | np.ndarray | Sequence | Clip
+logger = logging.getLogger("allocembed")
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """A unit vector (dim,) fp32 and, for a video, what it cost and where the tokens went."""
+
+    vector: np.ndarray
+    source: str
+    allocation: Allocation | None = None
+
+    @property
+    def cost(self) -> int:
+        """Visual tokens the backbone read; 0 for a text."""
+        return self.allocation.cost if self.allocation else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Failure:
+    """A source that could not be embedded, and why."""
+
+    source: str
+    error: VideoError
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A video ready for the backbone."""
+
+    source: str
+    allocation: Allocation
+    patches: Patches
+
+
+class AllocEmbed:
+    """Embeds videos under a token budget with a frozen backbone.
+
+    `budget` is "8f" (as many tokens as 8 native frames of the same video) or a number of tokens; `candidates` frames
+    are sampled, and `allocator` gives each pair of them a resolution within `scale_range`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        allocator: str | Allocator = DEFAULT_ALLOCATOR,
+        *,
+        budget: str | int | Budget = "8f",
+        candidates: int = CANDIDATES,
+        scale_range: tuple[float, float] = SCALE_RANGE,
+        seek: str = "exact",
+        limits: DecodeLimits | None = None,
+    ) -> None:
+        if candidates < 1:
+            raise ValueError(f"candidates must be at least 1, not {candidates}")
+        self.backbone = backbone
+        self.allocator = load_allocator(allocator)
+        self.budget = Budget.parse(budget)
+        self.candidates = candidates
+        self.scale_range = check_range(scale_range)
+        self.seek = seek
+        self.limits = limits or DecodeLimits()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        backbone: str | Path = DEFAULT_BACKBONE,
+        allocator: str | Allocator = DEFAULT_ALLOCATOR,
+        *,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        dim: int | None = None,
+        **settings,
+    ) -> AllocEmbed:
+        """Loads a backbone by short name, hub id or folder; `settings` are those of the constructor."""
+        return cls(load_backbone(backbone, device=device, dtype=dtype, dim=dim), allocator, **settings)
+
+    def read(self, source: Source) -> Clip:
+        """Samples the frames the allocator wants to see."""
+        if isinstance(source, Clip):
+            return source
+        wanted = self.allocator.frames_wanted(self.budget, self.candidates)
+        return sample(source, wanted, seek=self.seek, limits=self.limits)
+
+    def allocate(self, source: Source, text: str | None = None) -> Allocation:
+        """Where the tokens of a video would go, without embedding it."""
+        return self._allocate(self.read(source), text)
+
+    def encode_video(self, source: Source, text: str | None = None, *, instruction: str | None = None) -> Embedding:
+        """Embeds one video, with the task text or question that belongs to it; raises VideoError if it can't."""
+        (result,) = self.stream([source], text, instruction=instruction)
+        if isinstance(result, Failure):
+            raise result.error
+        return result
+
+    def encode_videos(
+        self,
+        sources: Iterable[Source],
+        text: str | Sequence[str] | None = None,
+        *,
+        instruction: str | None = None,
+    ) -> list[Embedding]:
+        """Embeds videos, all with one text or each with its own; the first bad one raises. See `stream`."""
+        results = []
+        for result in self.stream(sources, text, instruction=instruction):
+            if isinstance(result, Failure):
+                raise result.error
+            results.append(result)
+        return results
+
+    def stream(
+        self,
+        sources: Iterable[Source],
+        text: str | Sequence[str] | None = None,
+        *,
+        instruction: str | None = None,
+        batch: int = 4,
+    ) -> Iterator[Embedding | Failure]:
+        """Embeds videos in order as they are read; a bad file yields a Failure and costs itself only.
+
+        The next videos are decoded while the backbone works; at most 2 × `batch` are held at a time.
+        """
+        if self.backbone.notice:
+            logger.warning(self.backbone.notice)
+        sources = list(sources)
+        texts = [text] * len(sources) if text is None or isinstance(text, str) else list(text)
+        if len(texts) != len(sources):
+            raise ValueError(f"{len(sources)} videos and {len(texts)} texts: give one text, or one for each video")
+        jobs = list(zip(sources, texts, strict=True))
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            ahead = reader.submit(self._prepare_all, jobs[:batch])
+            for start in range(0, len(jobs), batch):
+                prepared = ahead.result()
+                ahead = reader.submit(self._prepare_all, jobs[start + batch : start + 2 * batch])
+                yield from self._embed_all(prepared, texts[start : start + batch], instruction)
+
+    def encode_text(self, text: str, *, instruction: str | None = None) -> Embedding:
+        """Embeds one text."""
+        return self.encode_texts([text], instruction=instruction)[0]
+
+    def encode_texts(self, texts: Sequence[str], *, instruction: str | None = None) -> list[Embedding]:
+        """Embeds texts: captions, answers, or (with `backbone.query_instruction`) search sentences."""
+        vectors = self.backbone.embed([Item(text=text, instruction=instruction) for text in texts]).numpy()
+        return [Embedding(vector, text) for vector, text in zip(vectors, texts, strict=True)]
+
+    def _allocate(self, clip: Clip, text: str | None) -> Allocation:
+        native = self.backbone.geometry.native(clip.height, clip.width)
+        return self.allocator.allocate(clip, native, self.budget, text=text, scale_range=self.scale_range)
+
+    def _prepare(self, source: Source, text: str | None) -> Prepared | Failure:
+        try:
+            clip = self.read(source)
+            try:
+                allocation = self._allocate(clip, text)
+            except BudgetError as error:
+                raise VideoError(clip.source, str(error)) from error
+        except VideoError as error:
+            return Failure(error.source, error)
+        return Prepared(
+            clip.source, allocation, to_patches(clip.frames, clip.times, allocation, self.backbone.geometry)
+        )
+
+    def _prepare_all(self, jobs: Sequence[tuple[Source, str | None]]) -> list[Prepared | Failure]:
+        return [self._prepare(source, text) for source, text in jobs]
+
+    def _embed_all(self, prepared, texts, instruction) -> Iterator[Embedding | Failure]:
+        good = [
+            Item(text, video.patches, instruction)
+            for video, text in zip(prepared, texts, strict=True)
+            if isinstance(video, Prepared)
+        ]
+        vectors = iter(self.backbone.embed(good).numpy()) if good else iter(())
+        for video in prepared:
+            if isinstance(video, Failure):
+                yield video
+            else:
+                yield Embedding(next(vectors), video.source, video.allocation)

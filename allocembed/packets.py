@@ -1,0 +1,268 @@
+"""Opens a video file and finds where its frames are without decoding any: timestamps, keyframes, missing tails.
+
+Two ways to the table of frames: `table_from_packets` reads every packet's header and is right for any container;
+`table_from_index` reads only the sample table of an MP4, where that says enough. Neither believes the frame
+counts and lengths that headers claim, which are missing or estimated too often.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from allocembed.frames import DecodeLimits, Stopwatch, VideoError
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.frame import VideoFrame
+
+FETCH_AGAIN = "download or copy it again"
+STEADY = 0.1  # spread of frame intervals, relative to their median, that still counts as a constant rate
+SEEK_BACK_SECONDS = (0, 2, 20)  # how much earlier to try when a container's seek lands past what was asked for
+
+
+@dataclass(frozen=True, eq=False)
+class FrameTable:
+    """Every shown frame of a stream, in the order of presentation."""
+
+    stamps: np.ndarray
+    """(N,) int64 ascending ticks: presentation times, or decode times where `by` is "dts"."""
+    keys: np.ndarray
+    """(K,) int64: the keyframes. By "dts" a keyframe is counted before the frames of an open group of pictures
+    that follow it in the file but are shown before it."""
+    end: int
+    """The tick at which the last frame ends."""
+    tick: float
+    """Seconds in a tick."""
+    by: Literal["pts", "dts"] = "pts"
+    trusted: bool = True
+    """Whether frames can be sought by these stamps; if not, only reading through tells which is which."""
+
+    def __len__(self) -> int:
+        return len(self.stamps)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first frame's start to the last one's end."""
+        return float(self.end - self.stamps[0]) * self.tick
+
+    def key_before(self, index: int) -> int:
+        """The keyframe from which frame `index` can be decoded."""
+        return int(self.keys[np.searchsorted(self.keys, index, side="right") - 1])
+
+
+class Reader:
+    """One video file and its best video stream; all that goes wrong inside FFmpeg comes out as VideoError."""
+
+    def __init__(self, path: Path, source: str, limits: DecodeLimits) -> None:
+        try:
+            import av
+        except ImportError as error:
+            raise VideoError(source, "reading video needs PyAV; install it with: pip install av") from error
+        self.av = av
+        self.path = path
+        self.source = source
+        self.limits = limits
+        self.stopwatch = Stopwatch(limits, source)
+        self.container: Any = None
+        self.open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.container.close()
+
+    def open(self, threads: Literal["AUTO", "SLICE"] = "AUTO") -> None:
+        """Start anew at the beginning of the file. Frame threads are faster over many frames in a row, slice
+        threads when frames are fetched one at a time."""
+        self.threads = threads
+        if self.container is not None:
+            self.container.close()
+        # A playlist dressed up as a video must not make us read anything but this file.
+        options = {"protocol_whitelist": "file"}
+        with self.failures("not a video that can be opened; check that it is one, complete and not encrypted"):
+            self.container = self.av.open(str(self.path.absolute()), options=options, metadata_errors="ignore")
+        self.stream = self._best_stream()
+        self.stream.thread_type = threads
+        self.stream.codec_context.options = {"max_pixels": str(self.limits.max_pixels)}
+
+    @contextmanager
+    def failures(self, cause: str) -> Iterator[None]:
+        """Say `cause` in place of FFmpeg's error, and add its own words."""
+        try:
+            yield
+        except self.av.error.FFmpegError as error:
+            raise VideoError(self.source, f"{cause} ({error.strerror})") from error
+
+    @property
+    def packet_per_frame(self) -> bool:
+        """Whether the container's own rules say that a packet is a frame. In others a packet may be half a frame
+        (one field), or hold two."""
+        return any(name in self.container.format.name for name in ("mp4", "matroska"))
+
+    def packets(self) -> Iterator["Packet"]:
+        """The stream's packets from here on; the last, empty one drains the decoder."""
+        with self.failures(f"the file is truncated or corrupt; {FETCH_AGAIN}"):
+            for packet in self.container.demux(self.stream):
+                self.stopwatch.check()
+                # An AVI marks a frame that repeats the last one by an empty packet, which a decoder would take
+                # for the end.
+                if packet.size or packet.dts is None:
+                    yield packet
+
+    def packets_from(self, stamp: int, by: Literal["pts", "dts"]) -> Iterator["Packet"]:
+        """The packets from exactly the keyframe stamped `stamp`; none when it is not to be found.
+
+        Containers disagree on what a seek means: by which stamp, and whether it may land later. So look at where
+        it landed, step over what comes before, and seek further back when it was too late.
+        """
+        for seconds in (*SEEK_BACK_SECONDS, None):
+            try:
+                if seconds is None:
+                    self.open(self.threads)
+                else:
+                    back = round(seconds / self.stream.time_base)
+                    self.container.seek(stamp - back, stream=self.stream)
+            except self.av.error.FFmpegError:  # this container cannot seek, or not there
+                continue
+            packets = self.packets()
+            for packet in packets:
+                here = getattr(packet, by)
+                if here == stamp:
+                    yield packet
+                    yield from packets
+                    return
+                if here is not None and here > stamp:  # nothing before a keyframe is stamped later than it
+                    break
+
+    def decode(self, packet: "Packet | None") -> list["VideoFrame"]:
+        """The frames that come out when `packet` goes in; None drains the decoder."""
+        cause = f"a frame cannot be decoded: the file is truncated or corrupt ({FETCH_AGAIN})"
+        with self.failures(f"{cause}, or a frame exceeds {self.limits.max_pixels} pixels"):
+            return self.stream.codec_context.decode(packet)
+
+    def _best_stream(self) -> Any:
+        cover = self.av.stream.Disposition.attached_pic
+        streams = [stream for stream in self.container.streams.video if not stream.disposition & cover]
+        if not streams:
+            raise VideoError(self.source, "no video stream; pass a file with moving pictures")
+        best = self.container.streams.best("video")
+        stream = best if best in streams else streams[0]
+        if stream.codec_context is None:
+            raise VideoError(self.source, "no decoder for its codec; convert it to H.264: ffmpeg -i FILE out.mp4")
+        self.limits.check_pixels(stream.width, stream.height, self.source)
+        if hasattr(type(stream), "discard"):  # PyAV 17.1 and later: spares reading the other streams' data
+            for other in self.container.streams:
+                if other is not stream:
+                    other.discard = self.av.stream.Discard.all
+        return stream
+
+
+def table_from_index(reader: Reader) -> FrameTable | None:
+    """The table an MP4's own index gives, by decode time; None where it leaves anything open.
+
+    Decode times stand in for presentation times only where the two differ by a constant, that is without
+    B-frames or at a constant rate. Hidden frames, fragments and other containers go the long way.
+    """
+    stream = reader.stream
+    entries = _index_entries(reader)
+    if not entries or len(entries) != stream.frames or any(hidden for _, _, hidden, _ in entries):
+        return None
+    _refuse_missing_tail(reader, entries)
+    stamps = np.array([stamp for stamp, _, _, _ in entries], np.int64)
+    keys = np.flatnonzero([key for _, key, _, _ in entries])
+    steps = np.diff(stamps)
+    if not keys.size or keys[0] != 0 or (steps <= 0).any():
+        return None
+    if stream.codec_context.has_b_frames and steps.size and np.ptp(steps) > STEADY * np.median(steps):
+        return None
+    last = int(steps[-1]) if steps.size else stream.duration or 0
+    return FrameTable(stamps, keys, int(stamps[-1]) + last, float(stream.time_base), by="dts")
+
+
+def table_from_packets(reader: Reader) -> FrameTable:
+    """The table from reading all packets, by presentation time; untrusted where packets do not tell it."""
+    shown = []
+    cut_off = False
+    for packet in reader.packets():
+        if not packet.size:  # the end of the file
+            continue
+        cut_off = packet.is_corrupt
+        if not packet.is_discard and _shows_frame(packet, reader.stream.codec_context.name):
+            shown.append((packet.pts, packet.is_keyframe, packet.duration or 0))
+    if not shown:
+        raise VideoError(reader.source, f"the video stream holds no frames; {FETCH_AGAIN}")
+    if cut_off:
+        cause = f"the file is truncated: {len(shown) - 1} frames are whole, then it breaks off"
+        raise VideoError(reader.source, f"{cause}; {FETCH_AGAIN}")
+    _refuse_missing_tail(reader, _index_entries(reader))
+    table = _in_order(shown, float(reader.stream.time_base))
+    seconds, promised = table.end * table.tick, _promised_seconds(reader)
+    # Half a second or a fiftieth of slack: a last frame's length is counted in more than one way.
+    if table.trusted and seconds < promised - max(0.5, promised / 50):
+        cause = f"the file is truncated: {seconds:.2f} of {promised:.2f} s ({len(table)} frames) are there"
+        raise VideoError(reader.source, f"{cause}; {FETCH_AGAIN}")
+    return table
+
+
+def _in_order(shown: list[tuple[int | None, bool, int]], tick: float) -> FrameTable:
+    """Sort (stamp, keyframe, length), given in file order, into the order of presentation."""
+    stamps, flags, lengths = zip(*shown, strict=True)
+    if None in stamps or True not in flags:
+        count = len(shown)
+        return FrameTable(np.arange(count), np.zeros(1, np.int64), count, tick, trusted=False)
+    # What comes before the first keyframe, in the file or on the screen, cannot be decoded: a recording that
+    # starts in the middle of a broadcast has such frames.
+    start = flags.index(True)
+    pts = np.array(stamps[start:], np.int64)
+    keys = np.flatnonzero(flags[start:])
+    order = np.argsort(pts, kind="stable")
+    order = order[pts[order] >= pts[0]]
+    rank = np.full(len(pts), -1)
+    rank[order] = np.arange(len(order))
+    # A keyframe shown before something that precedes it in the file is no place to start from.
+    clean = (np.maximum.accumulate(pts)[keys[1:] - 1] < pts[keys[1:]]).all()
+    steps = np.diff(pts[order])
+    length = lengths[start + order[-1]] or (int(np.median(steps)) if steps.size else 0)
+    return FrameTable(
+        stamps=pts[order],
+        keys=rank[keys],
+        end=int(pts[order[-1]]) + length,
+        tick=tick,
+        trusted=bool(clean and (steps > 0).all()),
+    )
+
+
+def _shows_frame(packet: "Packet", codec: str) -> bool:
+    """Whether a picture comes of it: VP8 alone puts hidden reference frames in packets of their own."""
+    return codec != "vp8" or bool(memoryview(packet)[0] & 0x10)  # show_frame, RFC 6386 section 9.1
+
+
+def _index_entries(reader: Reader) -> list[tuple[int, bool, bool, int]]:
+    """Decode time, keyframe, hidden and end byte of every sample in an MP4; nothing for other containers."""
+    if "mp4" not in reader.container.format.name:
+        return []
+    index = getattr(reader.stream, "index_entries", ())  # PyAV 17 and later
+    return [(entry.timestamp, entry.is_keyframe, entry.is_discard, entry.pos + entry.size) for entry in index]
+
+
+def _refuse_missing_tail(reader: Reader, entries: list[tuple[int, bool, bool, int]]) -> None:
+    size = reader.path.stat().st_size
+    there = sum(end <= size for _, _, _, end in entries)
+    if there < len(entries):
+        cause = f"the file is truncated: {there} of {len(entries)} frames are there"
+        raise VideoError(reader.source, f"{cause}; {FETCH_AGAIN}")
+
+
+def _promised_seconds(reader: Reader) -> float:
+    """The length Matroska's tags give for the stream; 0 elsewhere, where lengths can be estimates."""
+    tag = reader.stream.metadata.get("DURATION", "") if "matroska" in reader.container.format.name else ""
+    try:
+        hours, minutes, seconds = (float(part) for part in tag.split(":"))
+    except ValueError:
+        return 0.0
+    return hours * 3600 + minutes * 60 + seconds

@@ -1,0 +1,50 @@
+"""A procedural world of videos with text: seeded timelines, frames rendered in torch, descriptions and questions.
+
+>>> import random
+>>> batch = draw(2, seed=0, kind="short", split="train")
+>>> frames = render(batch, sample_fractions(4))
+>>> frames.shape
+torch.Size([2, 4, 3, 144, 192])
+>>> len(question(batch, 0, random.Random(0)).options)
+4
+"""
+
+from allocembed.world.atlas import Atlas, build_atlas, load_atlas
+from allocembed.world.files import write_mp4
+from allocembed.world.render import LANDSCAPE, PORTRAIT, render
+from allocembed.world.text import Question, corpus, describe_moment, describe_video, question
+from allocembed.world.timeline import (
+    LONG,
+    SHORT,
+    Scene,
+    Timelines,
+    WorldConfig,
+    concat,
+    draw,
+    events_at,
+    sample_fractions,
+)
+
+__all__ = [
+    "LANDSCAPE",
+    "LONG",
+    "PORTRAIT",
+    "SHORT",
+    "Atlas",
+    "Question",
+    "Scene",
+    "Timelines",
+    "WorldConfig",
+    "build_atlas",
+    "concat",
+    "corpus",
+    "describe_moment",
+    "describe_video",
+    "draw",
+    "events_at",
+    "load_atlas",
+    "question",
+    "render",
+    "sample_fractions",
+    "write_mp4",
+]

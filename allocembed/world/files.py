@@ -1,0 +1,50 @@
+"""Writes a video of the world as a real H.264 file, for the demo and for tests of the decoding path."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from allocembed.world.atlas import load_atlas
+from allocembed.world.render import render
+from allocembed.world.timeline import Timelines, sample_fractions
+
+USUAL_FRAMES = 480
+KEYFRAME_INTERVAL = 24
+_BATCH = 32
+
+
+def write_mp4(
+    timelines: Timelines,
+    video: int,
+    path: str | Path,
+    size: tuple[int, int] | None = None,
+    rate: Fraction | int | None = None,
+) -> Path:
+    """Write one video of the batch over its whole duration, at `size` (H, W) and `rate` frames a second.
+
+    The default size is 288 by 384, or its transpose for a portrait video, and the default rate gives 480 frames:
+    a long video has few frames a second rather than a large file. Frame i of n shows the fraction i / (n - 1), as
+    `sample_fractions` has it. Only a batch of frames is held at a time.
+    """
+    import av
+
+    path = Path(path)
+    alone = timelines.select([video])
+    height, width = size or ((384, 288) if alone.portrait[0] else (288, 384))
+    duration = int(alone.duration[0])
+    rate = Fraction(USUAL_FRAMES, duration) if rate is None else Fraction(rate)
+    fractions = sample_fractions(max(2, round(duration * rate)))
+    atlas = load_atlas()
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=rate, options={"crf": "18", "preset": "veryfast"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.gop_size = KEYFRAME_INTERVAL
+        for first in range(0, len(fractions), _BATCH):
+            part = fractions[first : first + _BATCH]
+            frames = render(alone, part, (height, width), atlas)[0].permute(0, 2, 3, 1).numpy()
+            for picture in frames:
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+                container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path

@@ -1,0 +1,100 @@
+"""R(x, s): the backbone's own patch order, the right sizes, close to PIL's bicubic."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+
+from allocembed.backbones.qwen2_vl import Qwen2VLBackbone
+from allocembed.backbones.qwen3_vl import Qwen3VLBackbone
+from allocembed.budget import Allocation, Grid
+from allocembed.resize import normalise, patchify, resize, to_patches
+
+GEOMETRIES = [Qwen2VLBackbone.default_geometry, Qwen3VLBackbone.default_geometry]
+
+
+def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """A smooth random picture with an edge in it."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 255, (9, 9, 3), np.uint8))
+    pixels = np.array(coarse.resize((width, height), Image.Resampling.BICUBIC))
+    pixels[: height // 3, : width // 4] = 255
+    return pixels
+
+
+@given(st.integers(28, 3000), st.integers(28, 3000))
+def test_native_size_is_the_processors_smart_resize(height, width):
+    for geometry in GEOMETRIES:
+        if max(height, width) / min(height, width) > 20:
+            continue
+        limits = {"min_pixels": geometry.min_pixels, "max_pixels": geometry.max_pixels}
+        theirs = smart_resize(height, width, factor=geometry.factor, **limits)
+        ours = geometry.native(height, width)
+        assert (ours.rows * geometry.factor, ours.cols * geometry.factor) == theirs
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=["qwen2", "qwen3"])
+def test_patches_are_those_of_the_pil_image_processor(geometry):
+    processor = Qwen2VLImageProcessorPil(
+        patch_size=geometry.patch,
+        merge_size=2,
+        image_mean=geometry.mean,
+        image_std=geometry.std,
+        do_resize=False,
+    )
+    pixels = picture(4 * geometry.factor, 6 * geometry.factor)
+    theirs = processor(images=Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+    twice = torch.from_numpy(np.stack([pixels, pixels])).permute(0, 3, 1, 2)
+    ours = normalise(patchify(twice, geometry), geometry, torch.float32)
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_the_two_frames_of_a_chunk_stay_apart():
+    geometry = GEOMETRIES[1]
+    frames = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    frames[1] = 9
+    cut = patchify(frames, geometry).view(-1, 3, 2, 16, 16)
+    assert not cut[:, :, 0].any() and (cut[:, :, 1] == 9).all()
+
+
+@pytest.mark.parametrize("size", [(56, 84), (140, 196), (336, 504)])
+def test_resizing_is_within_two_levels_of_pil(size):
+    pixels = picture(240, 360)
+    theirs = np.array(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BICUBIC)).astype(int)
+    ours = resize(torch.from_numpy(pixels).permute(2, 0, 1)[None], size)[0].permute(1, 2, 0).numpy()
+    assert np.abs(ours - theirs).max() <= 2
+
+
+def make_allocation(grids: list[tuple[int, int]], frames: tuple) -> Allocation:
+    sizes = tuple(Grid(*grid) for grid in grids)
+    return Allocation(frames, (1.0,) * len(grids), sizes, Grid(6, 8), 10**6, 1)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=["qwen2", "qwen3"])
+def test_mixed_chunks_equal_chunks_cut_one_by_one(geometry):
+    frames = np.stack([picture(120, 160, seed) for seed in range(7)])
+    times = np.arange(7.0)
+    grids, pairs = [(2, 3), (1, 1), (2, 3), (4, 5)], ((0, 1), (2, 3), (4, 5), (6, 6))
+    together = to_patches(frames, times, make_allocation(grids, pairs), geometry)
+    alone = [to_patches(frames, times, make_allocation([g], (p,)), geometry) for g, p in zip(grids, pairs, strict=True)]
+    assert torch.equal(together.pixels, torch.cat([patches.pixels for patches in alone]))
+    assert together.tokens == [6, 1, 6, 20]
+    assert together.grids.tolist() == [[1, 4, 6], [1, 2, 2], [1, 4, 6], [1, 8, 10]]
+    assert together.seconds.tolist() == [0.5, 2.5, 4.5, 6.0]
+
+
+def test_a_frame_of_the_right_size_is_not_touched():
+    pixels = torch.from_numpy(picture(64, 96)).permute(2, 0, 1)[None]
+    assert torch.equal(resize(pixels, (64, 96)), pixels)
+
+
+def test_normalised_pixels_have_the_models_statistics():
+    geometry = GEOMETRIES[0]
+    white = torch.full((4, 3 * 2 * 14 * 14), 255, dtype=torch.uint8)
+    scaled = normalise(white, geometry, torch.float32).view(4, 3, -1)
+    expected = [(1 - mean) / std for mean, std in zip(geometry.mean, geometry.std, strict=True)]
+    assert torch.allclose(scaled.mean((0, 2)), torch.tensor(expected), atol=1e-5)

@@ -1,0 +1,138 @@
+"""Tiny random checkpoints in the genuine hub layout: config, safetensors, tokenizer, preprocessor settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+SENTENCES = ["a red car drives by", "Represent the user's input.", "<12.5 seconds> system user assistant"]
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=SPECIAL[1:],
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def save_qwen2(folder: Path, *, old_names: bool = True) -> Path:
+    """A Qwen2-VL checkpoint; the hub's ones keep the module names of before transformers 4.52."""
+    tokenizer = save_tokenizer(folder)
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e6}
+    config = Qwen2VLConfig(
+        text_config={**TEXT, "vocab_size": len(tokenizer), "rope_parameters": rope},
+        vision_config={
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        **_token_ids(tokenizer),
+        tie_word_embeddings=True,
+    )
+    _save(Qwen2VLForConditionalGeneration(config), folder)
+    if old_names:
+        tensors = load_file(folder / "model.safetensors")
+        renamed = {
+            name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): tensor
+            for name, tensor in tensors.items()
+        }
+        save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+    _save_preprocessor(folder, "Qwen2VLImageProcessor", mean, std, {"min_pixels": 3136, "max_pixels": 12845056})
+    return folder
+
+
+def save_qwen3(folder: Path) -> Path:
+    tokenizer = save_tokenizer(folder)
+    torch.manual_seed(1)
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_theta": 5e6}
+    config = Qwen3VLConfig(
+        text_config={**TEXT, "vocab_size": len(tokenizer), "head_dim": 8, "rope_parameters": rope},
+        vision_config={
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        **_token_ids(tokenizer),
+        tie_word_embeddings=True,
+    )
+    _save(Qwen3VLForConditionalGeneration(config), folder)
+    size = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
+    _save_preprocessor(folder, "Qwen2VLImageProcessorFast", [0.5] * 3, [0.5] * 3, size)
+    return folder
+
+
+def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    ids = tokenizer.convert_tokens_to_ids
+    return {
+        "vision_start_token_id": ids("<|vision_start|>"),
+        "vision_end_token_id": ids("<|vision_end|>"),
+        "image_token_id": ids("<|image_pad|>"),
+        "video_token_id": ids("<|video_pad|>"),
+    }
+
+
+def _save(model: torch.nn.Module, folder: Path) -> None:
+    # Larger weights than the initialisation's, so that a wrong position or a leak shows in the vector.
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(folder)
+
+
+def _save_preprocessor(folder: Path, kind: str, mean: list, std: list, limits: dict) -> None:
+    patch = {"patch_size": 14 if "min_pixels" in limits else 16, "merge_size": 2, "temporal_patch_size": 2}
+    settings = {"image_processor_type": kind, "image_mean": mean, "image_std": std, **patch, **limits}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
