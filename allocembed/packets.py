@@ -33,11 +33,15 @@ class FrameTable:
     keys: np.ndarray
     """(K,) int64: the keyframes. By "dts" a keyframe is counted before the frames of an open group of pictures
     that follow it in the file but are shown before it."""
+    entries: np.ndarray
+    """(E,) int64 ascending: stamps of all keyframes, with those that an edit list hides but decoding starts from."""
     end: int
     """The tick at which the last frame ends."""
-    tick: float
-    """Seconds in a tick."""
+    tick_rate: float
+    """Ticks in a second."""
     by: Literal["pts", "dts"] = "pts"
+    seek_offset: int = 0
+    """From a stamp to what the container seeks by: presentation times, even where `by` is "dts"."""
     trusted: bool = True
     """Whether frames can be sought by these stamps; if not, only reading through tells which is which."""
 
@@ -47,11 +51,12 @@ class FrameTable:
     @property
     def duration(self) -> float:
         """Seconds from the first frame's start to the last one's end."""
-        return float(self.end - self.stamps[0]) * self.tick
+        return float(self.end - self.stamps[0]) / self.tick_rate
 
-    def key_before(self, index: int) -> int:
-        """The keyframe from which frame `index` can be decoded."""
-        return int(self.keys[np.searchsorted(self.keys, index, side="right") - 1])
+    def entry_before(self, index: int) -> tuple[int, int]:
+        """The stamp of the keyframe from which frame `index` can be decoded, and the first frame that gives."""
+        entry = self.entries[np.searchsorted(self.entries, self.stamps[index], side="right") - 1]
+        return int(entry), int(np.searchsorted(self.stamps, entry))
 
 
 class Reader:
@@ -76,27 +81,25 @@ class Reader:
     def __exit__(self, *exception: object) -> None:
         self.container.close()
 
-    def open(self, threads: Literal["AUTO", "SLICE"] = "AUTO") -> None:
-        """Start anew at the beginning of the file. Frame threads are faster over many frames in a row, slice
-        threads when frames are fetched one at a time."""
-        self.threads = threads
+    def open(self) -> None:
+        """Start anew at the beginning of the file."""
         if self.container is not None:
             self.container.close()
         # A playlist dressed up as a video must not make us read anything but this file.
         options = {"protocol_whitelist": "file"}
-        with self.failures("not a video that can be opened; check that it is one, complete and not encrypted"):
+        with self.failures("not a video that can be opened", "check that it is one, and complete"):
             self.container = self.av.open(str(self.path.absolute()), options=options, metadata_errors="ignore")
         self.stream = self._best_stream()
-        self.stream.thread_type = threads
+        self.stream.thread_type = "AUTO"
         self.stream.codec_context.options = {"max_pixels": str(self.limits.max_pixels)}
 
     @contextmanager
-    def failures(self, cause: str) -> Iterator[None]:
-        """Say `cause` in place of FFmpeg's error, and add its own words."""
+    def failures(self, cause: str, remedy: str) -> Iterator[None]:
+        """Turn FFmpeg's errors into VideoError, with its own words between cause and remedy."""
         try:
             yield
         except self.av.error.FFmpegError as error:
-            raise VideoError(self.source, f"{cause} ({error.strerror})") from error
+            raise VideoError(self.source, f"{cause} ({error.strerror}); {remedy}") from error
 
     @property
     def packet_per_frame(self) -> bool:
@@ -106,7 +109,7 @@ class Reader:
 
     def packets(self) -> Iterator["Packet"]:
         """The stream's packets from here on; the last, empty one drains the decoder."""
-        with self.failures(f"the file is truncated or corrupt; {FETCH_AGAIN}"):
+        with self.failures("the file is truncated or corrupt", FETCH_AGAIN):
             for packet in self.container.demux(self.stream):
                 self.stopwatch.check()
                 # An AVI marks a frame that repeats the last one by an empty packet, which a decoder would take
@@ -114,8 +117,8 @@ class Reader:
                 if packet.size or packet.dts is None:
                     yield packet
 
-    def packets_from(self, stamp: int, by: Literal["pts", "dts"]) -> Iterator["Packet"]:
-        """The packets from exactly the keyframe stamped `stamp`; none when it is not to be found.
+    def packets_from(self, table: FrameTable, stamp: int) -> Iterator["Packet"]:
+        """The packets from exactly the keyframe with that stamp on; none when it is not to be found.
 
         Containers disagree on what a seek means: by which stamp, and whether it may land later. So look at where
         it landed, step over what comes before, and seek further back when it was too late.
@@ -123,26 +126,28 @@ class Reader:
         for seconds in (*SEEK_BACK_SECONDS, None):
             try:
                 if seconds is None:
-                    self.open(self.threads)
+                    self.open()
                 else:
-                    back = round(seconds / self.stream.time_base)
-                    self.container.seek(stamp - back, stream=self.stream)
+                    back = round(seconds * table.tick_rate)
+                    self.container.seek(stamp + table.seek_offset - back, stream=self.stream)
             except self.av.error.FFmpegError:  # this container cannot seek, or not there
                 continue
             packets = self.packets()
             for packet in packets:
-                here = getattr(packet, by)
-                if here == stamp:
+                here = getattr(packet, table.by)
+                if here == stamp and packet.is_keyframe:
                     yield packet
                     yield from packets
                     return
-                if here is not None and here > stamp:  # nothing before a keyframe is stamped later than it
+                # Nothing before a keyframe is stamped later than it. A stamp like its own on another packet was
+                # made up: MPEG program streams do so after a seek.
+                if here is not None and here >= stamp:
                     break
 
     def decode(self, packet: "Packet | None") -> list["VideoFrame"]:
         """The frames that come out when `packet` goes in; None drains the decoder."""
-        cause = f"a frame cannot be decoded: the file is truncated or corrupt ({FETCH_AGAIN})"
-        with self.failures(f"{cause}, or a frame exceeds {self.limits.max_pixels} pixels"):
+        remedy = f"{FETCH_AGAIN}, or raise DecodeLimits.max_pixels if frames grow past {self.limits.max_pixels}"
+        with self.failures("a frame cannot be decoded, the file is truncated or corrupt", remedy):
             return self.stream.codec_context.decode(packet)
 
     def _best_stream(self) -> Any:
@@ -181,27 +186,34 @@ def table_from_index(reader: Reader) -> FrameTable | None:
     if stream.codec_context.has_b_frames and steps.size and np.ptp(steps) > STEADY * np.median(steps):
         return None
     last = int(steps[-1]) if steps.size else stream.duration or 0
-    return FrameTable(stamps, keys, int(stamps[-1]) + last, float(stream.time_base), by="dts")
+    return FrameTable(
+        stamps=stamps,
+        keys=keys,
+        entries=stamps[keys],
+        end=int(stamps[-1]) + last,
+        tick_rate=float(1 / stream.time_base),
+        by="dts",
+        seek_offset=(stream.start_time or 0) - int(stamps[0]),
+    )
 
 
 def table_from_packets(reader: Reader) -> FrameTable:
     """The table from reading all packets, by presentation time; untrusted where packets do not tell it."""
-    shown = []
+    rows = []
     cut_off = False
     for packet in reader.packets():
-        if not packet.size:  # the end of the file
-            continue
-        cut_off = packet.is_corrupt
-        if not packet.is_discard and _shows_frame(packet, reader.stream.codec_context.name):
-            shown.append((packet.pts, packet.is_keyframe, packet.duration or 0))
+        if packet.size and _shows_frame(packet, reader.stream.codec_context.name):
+            rows.append((packet.pts, packet.is_keyframe, packet.is_discard, packet.duration or 0))
+            cut_off = packet.is_corrupt
+    shown = sum(not hidden for _, _, hidden, _ in rows)
     if not shown:
         raise VideoError(reader.source, f"the video stream holds no frames; {FETCH_AGAIN}")
-    if cut_off:
-        cause = f"the file is truncated: {len(shown) - 1} frames are whole, then it breaks off"
-        raise VideoError(reader.source, f"{cause}; {FETCH_AGAIN}")
     _refuse_missing_tail(reader, _index_entries(reader))
-    table = _in_order(shown, float(reader.stream.time_base))
-    seconds, promised = table.end * table.tick, _promised_seconds(reader)
+    if cut_off:
+        cause = f"the file is truncated: {shown - 1} frames are whole, then it breaks off"
+        raise VideoError(reader.source, f"{cause}; {FETCH_AGAIN}")
+    table = _in_order(rows, float(1 / reader.stream.time_base))
+    seconds, promised = table.end / table.tick_rate, _promised_seconds(reader)
     # Half a second or a fiftieth of slack: a last frame's length is counted in more than one way.
     if table.trusted and seconds < promised - max(0.5, promised / 50):
         cause = f"the file is truncated: {seconds:.2f} of {promised:.2f} s ({len(table)} frames) are there"
@@ -209,31 +221,32 @@ def table_from_packets(reader: Reader) -> FrameTable:
     return table
 
 
-def _in_order(shown: list[tuple[int | None, bool, int]], tick: float) -> FrameTable:
-    """Sort (stamp, keyframe, length), given in file order, into the order of presentation."""
-    stamps, flags, lengths = zip(*shown, strict=True)
+def _in_order(rows: list[tuple[int | None, bool, bool, int]], tick_rate: float) -> FrameTable:
+    """Sort (stamp, keyframe, hidden, length), given in file order, into the order of presentation."""
+    stamps, flags, hidden, lengths = (list(column) for column in zip(*rows, strict=True))
+    shown = np.flatnonzero(~np.array(hidden))
+    untrusted = FrameTable(
+        np.arange(len(shown)), np.zeros(1, int), np.zeros(1, int), len(shown), tick_rate, trusted=False
+    )
     if None in stamps or True not in flags:
-        count = len(shown)
-        return FrameTable(np.arange(count), np.zeros(1, np.int64), count, tick, trusted=False)
-    # What comes before the first keyframe, in the file or on the screen, cannot be decoded: a recording that
-    # starts in the middle of a broadcast has such frames.
-    start = flags.index(True)
-    pts = np.array(stamps[start:], np.int64)
-    keys = np.flatnonzero(flags[start:])
-    order = np.argsort(pts, kind="stable")
-    order = order[pts[order] >= pts[0]]
-    rank = np.full(len(pts), -1)
-    rank[order] = np.arange(len(order))
-    # A keyframe shown before something that precedes it in the file is no place to start from.
-    clean = (np.maximum.accumulate(pts)[keys[1:] - 1] < pts[keys[1:]]).all()
+        return untrusted
+    pts, keys = np.array(stamps, np.int64), np.flatnonzero(flags)
+    # What comes before the first keyframe, in the file or on the screen, cannot be decoded: a recording that starts
+    # in the middle of a broadcast has such frames.
+    shown = shown[(shown >= keys[0]) & (pts[shown] >= pts[keys[0]])]
+    order = shown[np.argsort(pts[shown])]
     steps = np.diff(pts[order])
-    length = lengths[start + order[-1]] or (int(np.median(steps)) if steps.size else 0)
+    # A keyframe shown before something that precedes it in the file is no place to start from.
+    latest = np.maximum.accumulate(pts[keys[0] :])[keys[1:] - keys[0] - 1]
+    if not order.size or (steps <= 0).any() or (latest >= pts[keys[1:]]).any():
+        return untrusted
+    length = lengths[order[-1]] or (int(np.median(steps)) if steps.size else 0)
     return FrameTable(
         stamps=pts[order],
-        keys=rank[keys],
+        keys=np.flatnonzero(np.array(flags)[order]),
+        entries=pts[keys],
         end=int(pts[order[-1]]) + length,
-        tick=tick,
-        trusted=bool(clean and (steps > 0).all()),
+        tick_rate=tick_rate,
     )
 
 

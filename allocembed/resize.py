@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -106,9 +107,17 @@ def resize(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         return frames
     if frames.device.type == "cpu":
         return F.interpolate(frames, size=size, mode="bicubic", antialias=True)
-    # CUDA has no uint8 kernel for this: the same arithmetic in float, rounded to what the CPU gives.
-    smooth = F.interpolate(frames.float(), size=size, mode="bicubic", antialias=True)
-    return smooth.round_().clamp_(0, 255).to(torch.uint8)
+    # CUDA's kernel has no uint8 form and walks the batch in series; the same filter as two matrix products.
+    down, across = (_filter(old, new, frames.device) for old, new in zip(frames.shape[-2:], size, strict=True))
+    with torch.autocast(frames.device.type, enabled=False):
+        return (down @ frames.float() @ across.T).round_().clamp_(0, 255).to(torch.uint8)
+
+
+@lru_cache(maxsize=1024)
+def _filter(old: int, new: int, device: torch.device) -> torch.Tensor:
+    """(new, old) weights of the bicubic antialias filter along one side: the filter's answer to an identity."""
+    identity = torch.eye(old)[None, None]
+    return F.interpolate(identity, size=(new, old), mode="bicubic", antialias=True)[0, 0].to(device)
 
 
 def patchify(frames: torch.Tensor, geometry: Geometry, out: torch.Tensor | None = None) -> torch.Tensor:

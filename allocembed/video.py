@@ -7,7 +7,7 @@ curve, only its range and matrix are converted), deinterlacing, hardware decodin
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +30,7 @@ from allocembed.frames import (
 from allocembed.packets import FETCH_AGAIN, FrameTable, Reader, table_from_index, table_from_packets
 
 if TYPE_CHECKING:
+    from av.packet import Packet
     from av.video.frame import VideoFrame
 
 __all__ = [
@@ -135,20 +136,31 @@ class _TableError(Exception):
 
 @dataclass(frozen=True)
 class _Choice:
+    """A frame to take."""
+
     index: int
     on_keyframe: bool
+    """Whether it can be had alone, or only by decoding up to it."""
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """A keyframe, fetched and not yet decoded."""
+
+    index: int
+    stamp: int
+    packets: tuple["Packet", ...]
 
 
 def _sample_file(reader: Reader, count: int, seek: str) -> Clip:
     if seek == "keyframe":
-        reader.open("SLICE")
         table = table_from_index(reader)
         choices = _choose(table, count, seek) if table else []
         if table and all(choice.on_keyframe for choice in choices):
             try:
                 return _sample_table(reader, table, choices)
             except _TableError:
-                reader.open("SLICE")
+                reader.open()
     table = table_from_packets(reader)
     if table.trusted:
         try:
@@ -161,7 +173,7 @@ def _sample_file(reader: Reader, count: int, seek: str) -> Clip:
 def _choose(table: FrameTable, count: int, seek: str) -> list[_Choice]:
     """The frames to take, ascending and all different, and which of them are reached as keyframes."""
     wanted = candidate_indices(len(table), count).tolist()
-    if seek == "exact":
+    if seek == "exact" or not len(table.keys):
         return [_Choice(index, False) for index in wanted]
     stamps, key_stamps = table.stamps, table.stamps[table.keys]
     interval = (stamps[wanted[-1]] - stamps[0]) / (len(wanted) - 1) if len(wanted) > 1 else np.inf
@@ -179,61 +191,60 @@ def _choose(table: FrameTable, count: int, seek: str) -> list[_Choice]:
 
 
 def _sample_table(reader: Reader, table: FrameTable, choices: list[_Choice]) -> Clip:
-    canvas, paint = Canvas(len(choices)), _Painter(reader)
-    indices = np.array([choice.index for choice in choices])
-    stamps = np.zeros(len(choices), np.int64)
-    for slot, choice in enumerate(choices):
-        if choice.on_keyframe:
-            indices[slot], frame = _land(reader, table, choice.index)
-            stamps[slot] = frame.pts
-            canvas.put(slot, paint(frame))
-    exact = [slot for slot, choice in enumerate(choices) if not choice.on_keyframe]
-    if exact:
-        if len(exact) < len(choices):
-            reader.open("AUTO")
-        for slot, frame in zip(exact, _decode_exactly(reader, table, indices[exact].tolist()), strict=True):
-            stamps[slot] = frame.pts
-            canvas.put(slot, paint(frame))
-    if indices[0] != 0:
+    landings = [_fetch_keyframe(reader, table, choice.index) for choice in choices if choice.on_keyframe]
+    exact = [choice.index for choice in choices if not choice.on_keyframe]
+    indices = sorted([landing.index for landing in landings] + exact)
+    if indices[0] != 0:  # times are counted from the first frame
         raise _TableError
-    times = (stamps - stamps[0]) * table.tick
-    return Clip(canvas.frames, times, indices, len(table), table.duration, reader.source)
+    slots = {index: slot for slot, index in enumerate(indices)}
+    stamps = np.zeros(len(indices), np.int64)
+    canvas, paint = Canvas(len(indices)), _Painter(reader)
+    for index, frame in chain(_decode_keyframes(reader, landings), _decode_exactly(reader, table, exact)):
+        stamps[slots[index]] = frame.pts
+        canvas.put(slots[index], paint(frame))
+    times = (stamps - stamps[0]) / table.tick_rate
+    return Clip(canvas.frames, times, np.array(indices), len(table), table.duration, reader.source)
 
 
-def _land(reader: Reader, table: FrameTable, key: int) -> tuple[int, "VideoFrame"]:
-    """Decode one keyframe and nothing else; returns which frame of the video it is, too."""
-    packets = reader.packets_from(int(table.stamps[key]), table.by)
-    packet = next(packets, None)
-    if packet is None or packet.pts is None:
+def _fetch_keyframe(reader: Reader, table: FrameTable, key: int) -> _Landing:
+    packets = reader.packets_from(table, int(table.stamps[key]))
+    first = next(packets, None)
+    if first is None or first.pts is None:
         raise _TableError
-    sent = [packet]
-    if not reader.packet_per_frame:  # the keyframe's second field may be a packet of its own
-        sent.append(next(packets))
+    # Where packets are not frames, the keyframe's second field may be a packet of its own.
+    sent = (first,) if reader.packet_per_frame else (first, next(packets))
+    leading = 0
     if table.by == "dts":
-        # An open group's first frames follow the keyframe in the file and precede it on the screen.
-        for follower in packets:
-            if follower.pts is None or follower.pts > packet.pts:
-                break
-            key += 1
-    frames = [frame for part in (*sent, None) if part is None or part.size for frame in reader.decode(part)]
-    for frame in frames:
-        if frame.pts == packet.pts:
-            return key, frame
-    raise _TableError
+        # The first frames of an open group follow the keyframe in the file and precede it on the screen.
+        leading = sum(1 for _ in takewhile(lambda packet: packet.size and packet.pts < first.pts, packets))
+    return _Landing(key + leading, first.pts, tuple(packet for packet in sent if packet.size))
 
 
-def _decode_exactly(reader: Reader, table: FrameTable, wanted: list[int]) -> Iterator["VideoFrame"]:
+def _decode_keyframes(reader: Reader, landings: list[_Landing]) -> Iterator[tuple[int, "VideoFrame"]]:
+    """Decode keyframes in one go, nothing between them: they need no other frame, so threads share the work."""
+    if not landings:
+        return
+    due = {landing.stamp: landing.index for landing in landings}
+    for packet in (*(packet for landing in landings for packet in landing.packets), None):
+        for frame in reader.decode(packet):
+            if frame.pts in due:
+                yield due.pop(frame.pts), frame
+    if due:
+        raise _TableError
+
+
+def _decode_exactly(reader: Reader, table: FrameTable, wanted: list[int]) -> Iterator[tuple[int, "VideoFrame"]]:
     """Decode forward from the keyframe before each wanted frame, going on without a seek where that is near.
 
-    Every frame on the way is held against the table, so that no frame can pass for another.
+    Every frame on the way is held against the table, so that none can pass for another.
     """
     frames: Iterator[VideoFrame] = iter(())
     following = -SEEK_COST - 1  # the frame the decoder gives next
     for index in wanted:
-        key = table.key_before(index)
-        if key > following + SEEK_COST:
-            frames = _decode_from(reader, int(table.stamps[key]))
-            following = key
+        entry, first = table.entry_before(index)
+        if first > following + SEEK_COST:
+            frames = _decode_from(reader, table, entry)
+            following = first
         for frame in frames:
             if frame.pts is not None and frame.pts < table.stamps[following]:
                 continue  # of an open group: shown before the keyframe, and broken without the group before it
@@ -241,14 +252,14 @@ def _decode_exactly(reader: Reader, table: FrameTable, wanted: list[int]) -> Ite
                 raise _TableError
             following += 1
             if following > index:
-                yield frame
+                yield index, frame
                 break
         else:
             raise _TableError
 
 
-def _decode_from(reader: Reader, stamp: int) -> Iterator["VideoFrame"]:
-    for packet in reader.packets_from(stamp, "pts"):
+def _decode_from(reader: Reader, table: FrameTable, entry: int) -> Iterator["VideoFrame"]:
+    for packet in reader.packets_from(table, entry):
         yield from reader.decode(packet)
 
 
@@ -259,7 +270,7 @@ def _read_through(reader: Reader, packets: int, count: int) -> Clip:
     """
     total = packets
     for _ in range(2):
-        reader.open("AUTO")
+        reader.open()
         indices = candidate_indices(total, count)
         canvas, paint = Canvas(len(indices)), _Painter(reader)
         stamps, slot = [], 0
@@ -290,7 +301,7 @@ def _clock(stamps: list[int | None], stream: Any) -> tuple[np.ndarray, float]:
     """Seconds for frames in order, by their stamps if those are sound, else by the stream's frame rate."""
     rate = float(stream.average_rate or stream.guessed_rate or 25)
     if None not in stamps and all(early < late for early, late in pairwise(stamps)):
-        times = (np.array(stamps, np.int64) - stamps[0]) * float(stream.time_base)
+        times = (np.array(stamps, np.int64) - stamps[0]) / float(1 / stream.time_base)
     else:
         times = np.arange(len(stamps)) / rate
     return times, float(times[-1]) + 1 / rate
@@ -313,7 +324,7 @@ class _Painter:
         self.reader.limits.check_pixels(width, frame.height, self.reader.source)
         opaque = not any(component.is_alpha for component in frame.format.components)
         matrix = MATRICES.get(frame.colorspace, BT601)
-        with self.reader.failures("its pixel format cannot be converted to RGB; convert it to H.264"):
+        with self.reader.failures("its pixels cannot be converted to RGB", "convert the video to H.264"):
             painted = self.converter.reformat(
                 frame,
                 width=width,

@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from allocembed.backbones.qwen2_vl import Qwen2VLBackbone
 from allocembed.backbones.qwen3_vl import Qwen3VLBackbone
 from allocembed.budget import Allocation, Grid
-from allocembed.resize import normalise, patchify, resize, to_patches
+from allocembed.resize import _filter, normalise, patchify, resize, to_patches
 
 GEOMETRIES = [Qwen2VLBackbone.default_geometry, Qwen3VLBackbone.default_geometry]
 
@@ -67,6 +67,14 @@ def test_resizing_is_within_two_levels_of_pil(size):
     theirs = np.array(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BICUBIC)).astype(int)
     ours = resize(torch.from_numpy(pixels).permute(2, 0, 1)[None], size)[0].permute(1, 2, 0).numpy()
     assert np.abs(ours - theirs).max() <= 2
+
+
+@pytest.mark.parametrize("size", [(56, 84), (140, 196), (336, 504), (14, 14)])
+def test_the_filter_as_matrices_is_the_same_filter(size):
+    pixels = torch.from_numpy(picture(240, 360)).permute(2, 0, 1)[None]
+    down, across = (_filter(old, new, torch.device("cpu")) for old, new in zip((240, 360), size, strict=True))
+    smooth = (down @ pixels.float() @ across.T).round().clamp(0, 255)
+    assert (smooth - resize(pixels, size).float()).abs().max() <= 1
 
 
 def make_allocation(grids: list[tuple[int, int]], frames: tuple) -> Allocation:

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
 from allocembed.backbones.attention import use_chunk_attention
 from allocembed.backbones.positions import RULES
-from allocembed.resize import Geometry, Patches
+from allocembed.resize import Geometry, Patches, normalise
 
 Batching = Literal["pad", "pack"]
 VIDEO_PAD = "<|video_pad|>"
@@ -118,21 +119,37 @@ class Backbone(ABC):
         """One forward pass over rows: (N, dim) fp32 unit vectors on the model's device."""
         ids, positions, last = (pack_rows if batching == "pack" else pad_rows)(rows)
         videos = [row.patches for row in rows if row.patches is not None]
-        vision = {}
+        features = None
         if videos:
             pixels = torch.cat([patches.pixels for patches in videos]).to(self.device, non_blocking=True)
-            whole = Patches(pixels, torch.cat([patches.grids for patches in videos]), np.empty(0), self.geometry)
-            vision["pixel_values_videos"] = whole.normalised(self.device, self.dtype)
-            vision["video_grid_thw"] = whole.grids.to(self.device)
-        hidden = self.model(
-            input_ids=ids.to(self.device),
-            position_ids=positions.to(self.device),
-            attention_mask=None,
-            use_cache=False,
-            **vision,
-        ).last_hidden_state
+            grids = torch.cat([patches.grids for patches in videos]).to(self.device)
+            features = self.see(normalise(pixels, self.geometry, self.dtype), grids)
+        hidden = self.read(ids.to(self.device), positions.to(self.device), features)
         pooled = hidden[last[0].to(self.device), last[1].to(self.device)]
         return F.normalize(pooled[:, : self.dim].float(), dim=-1)
+
+    def see(self, pixels: torch.Tensor, grids: torch.Tensor) -> ModelOutput:
+        """The vision tower on normalised patches (N, 3 · 2 · patch²) of chunks with grids (C, 3).
+
+        `pooler_output` are the merged tokens (N / merge², width); Qwen3-VL adds `deepstack_features`.
+        """
+        return self.model.visual(pixels, grid_thw=grids, return_dict=True)
+
+    def read(self, ids: torch.Tensor, positions: torch.Tensor, features: ModelOutput | None = None) -> torch.Tensor:
+        """The language model on ids (N, S), video tokens replaced by `features` in order: hidden states (N, S, width).
+
+        What the whole model's own forward does, less its splitting of the features into one tensor for every chunk.
+        """
+        embedded = self.model.get_input_embeddings()(ids)
+        deepstack = {}
+        if features is not None:
+            place = ids == self.video_token
+            embedded = embedded.masked_scatter(place[..., None], features.pooler_output.to(embedded.dtype))
+            if layers := getattr(features, "deepstack_features", None):
+                deepstack = {"visual_pos_masks": place, "deepstack_visual_embeds": list(layers)}
+        return self.model.language_model(
+            inputs_embeds=embedded, position_ids=positions, attention_mask=None, use_cache=False, **deepstack
+        ).last_hidden_state
 
 
 def pad_rows(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:

@@ -69,7 +69,8 @@ QUESTIONS = {
     ),
 }
 KINDS = tuple(QUESTIONS)
-_PLURALS = {name for name in vocab.OBJECTS if name.endswith("s")} - {"caduceus", "rhombus"}
+_SINGULARS = ("caduceus", "tall cross", "maltese cross")
+_PLURALS = {name for name in vocab.OBJECTS if name.endswith("s") and name not in _SINGULARS}
 _PHRASES = tuple(vocab.PLACE_PHRASES.values())
 _ANSWERS = {
     "colour": vocab.COLOURS,

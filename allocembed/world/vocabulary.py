@@ -22,7 +22,7 @@ _OBJECTS = """
     ✺ dandelion, ✿ blossom, ❀ daisy, ❂ wreath, ❄ snowflake, ❝ quotation mark, ❢ exclamation mark,
     ❦ ivy leaf, ❰ chevron, ➡ right arrow, ⬅ left arrow, ⬆ up arrow, ⬇ down arrow, ⬈ diagonal arrow,
     ➲ arrow badge, ↺ reload arrow, ↯ zigzag arrow, ↵ return arrow, ⇅ swap arrows, ⇝ wavy arrow,
-    ⏏ eject button, ⌂ house, ⌘ knot, ⌨ keyboard, ■ square, ▶ play button, ▼ inverted triangle, ◆ rhombus,
+    ⏏ eject button, ⌂ house, ⌘ knot, ⌨ keyboard, ■ square, ▶ play button, ▼ inverted triangle, ⇶ three arrows,
     ◎ bullseye, ○ ring, ◐ half circle, ◔ pie chart, ◍ striped circle, ▧ striped square, ▦ grid,
     ▣ picture frame, ◢ wedge, ▰ parallelogram, ⬖ split diamond, ◭ tent, ⬚ dotted square, ◫ window, ◠ arch,
     ◗ half disc, 🐭 mouse, 🐮 cow, 🐱 cat, 🐵 monkey, 😎 sunglasses face, 😷 masked face, 😈 devil face,

@@ -1,0 +1,323 @@
+"""Trains a nano backbone from nothing: an 8 M parameter Qwen3-VL or Qwen2-VL that really retrieves in its own world.
+
+    python recipes/nano_backbone.py --family qwen3 --minutes 9 --out out/nano-qwen3
+    python recipes/nano_backbone.py --family qwen2 --minutes 9 --out out/nano-qwen2
+
+One GPU; `--tiny` runs a miniature of it on a CPU. It writes a folder in the hub's layout (config, bf16 safetensors,
+tokenizer, preprocessor settings, card) and a log. What makes it learn, in this order of importance:
+
+- **a dense loss on the vision tower**: every chunk must name the object, colour, word and place on each of its two
+  frames. A contrastive loss alone does not start;
+- **a concept loss on the embedding**: videos and texts must name what they hold through one shared head, which lines
+  the two up before the contrastive loss has anything to sharpen;
+- **the contrastive losses**: whole description and single moments against videos, each with its own weight;
+- **resolution as data**: random frame counts, budgets and per-chunk scales in every batch.
+
+cuDNN attention is off: it rebuilds its plan for every new shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from nano_data import (
+    CONCEPT_COUNTS,
+    NOTHING,
+    Batch,
+    Batches,
+    Group,
+    Tokens,
+    assemble,
+    frame_fractions,
+)
+from nano_model import build_backbone, save_backbone
+from torch import nn
+from torch.utils.data import DataLoader
+
+from allocembed import world
+from allocembed.backbones.base import Backbone, Item, Row
+from allocembed.budget import BASE_FRAMES, CANDIDATES, grids_at, project
+from allocembed.resize import Geometry, normalise, patchify, resize
+
+EVALUATION_SEED = 777_001
+
+
+class Heads(nn.Module):
+    """What training needs beside the model and inference does not: dense labels, concepts, the logit scale."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attend = nn.Linear(width, len(CONCEPT_COUNTS))
+        # One class more than there are names: nothing to see.
+        self.name = nn.ModuleList(nn.Linear(width, 2 * (count + 1)) for count in CONCEPT_COUNTS)
+        self.concept = nn.Linear(width, sum(CONCEPT_COUNTS))
+        self.concept_scale = nn.Parameter(torch.tensor(2.5))
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(14.0)))
+
+    def dense_loss(self, tokens: torch.Tensor, chunk: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Merged vision tokens (N, width), their chunk (N,), labels (C, 2, 4): mean cross-entropy per kind, summed."""
+        score = self.attend(tokens).float()
+        # Softmax within each chunk; scores are bounded, so no maximum need be taken off.
+        weight = (10 * torch.tanh(score / 10)).exp()
+        total = weight.new_zeros(len(labels), weight.shape[1]).index_add(0, chunk, weight)
+        weight = (weight / total[chunk]).to(tokens.dtype)
+        losses = []
+        for kind, (head, count) in enumerate(zip(self.name, CONCEPT_COUNTS, strict=True)):
+            pooled = tokens.new_zeros(len(labels), tokens.shape[1]).index_add(0, chunk, tokens * weight[:, kind, None])
+            logits = head(pooled).float().view(-1, count + 1)
+            target = labels[:, :, kind].flatten()
+            losses.append(F.cross_entropy(logits, torch.where(target == NOTHING, count, target)))
+        return torch.stack(losses)
+
+    def concept_loss(self, vectors: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        """Unit vectors (N, width) must rank the concepts they hold, (N, V) bool, above all others."""
+        scores = (self.concept(vectors * self.concept_scale.exp())).float().log_softmax(-1)
+        return -((scores * present).sum(-1) / present.sum(-1).clamp(min=1)).mean()
+
+
+class Trainer:
+    """Renders, cuts, embeds and scores batches on one device."""
+
+    def __init__(self, backbone: Backbone, device: torch.device, atlas: world.Atlas) -> None:
+        self.backbone, self.device, self.atlas = backbone, device, atlas
+        # The patch embedding as the matrix product it is: cuDNN's 3-D convolution is many times slower.
+        embed = backbone.model.visual.patch_embed
+        embed.forward = lambda pixels: F.linear(pixels, embed.proj.weight.flatten(1), embed.proj.bias)
+
+    @torch.no_grad()
+    def pixels(self, groups: list[Group]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised patches of all chunks in order, and their grids (C, 3) in patches."""
+        geometry = self.backbone.geometry
+        grids = np.concatenate([group.grids.reshape(-1, 2) for group in groups])
+        ends = np.cumsum(grids.prod(-1) * geometry.merge**2)
+        starts = np.concatenate([[0], ends[:-1]])
+        patches = torch.empty((int(ends[-1]), 6 * geometry.patch**2), dtype=torch.uint8, device=self.device)
+        first = 0
+        for group in groups:
+            frames = world.render(group.timelines, group.fractions, atlas=self.atlas, device=self.device)
+            self._cut(frames.flatten(0, 1), group, starts[first:], patches, geometry)
+            first += group.grids.shape[0] * group.grids.shape[1]
+        sizes = np.concatenate([np.ones((len(grids), 1), int), grids * geometry.merge], 1)
+        return normalise(patches, geometry, torch.float32), torch.from_numpy(sizes).to(self.device)
+
+    def _cut(self, frames, group: Group, starts: np.ndarray, patches: torch.Tensor, geometry: Geometry) -> None:
+        flat = group.grids.reshape(-1, 2)
+        for rows, cols in np.unique(flat, axis=0):
+            chunks = np.flatnonzero((flat == (rows, cols)).all(-1))
+            count = int(rows * cols) * geometry.merge**2
+            where = torch.from_numpy((starts[chunks][:, None] + np.arange(count)).ravel()).to(self.device)
+            pairs = torch.from_numpy((chunks[:, None] * 2 + np.arange(2)).ravel()).to(self.device)
+            sized = resize(frames[pairs], (int(rows) * geometry.factor, int(cols) * geometry.factor))
+            patches[where] = patchify(sized, geometry)
+
+    def embed(self, tokens: Tokens, features: object = None) -> torch.Tensor:
+        """Unit vectors (N, width) in fp32 of token rows."""
+        tokens = tokens.to(self.device)
+        hidden = self.backbone.read(tokens.ids, tokens.positions, features)
+        pooled = hidden[torch.arange(len(tokens.last), device=self.device), tokens.last]
+        return F.normalize(pooled.float(), dim=-1)
+
+    def embed_videos(self, groups: list[Group], rows: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Vectors of the videos, their merged vision tokens, and the chunk each token belongs to.
+
+        The vision tower sees all chunks at once; the language model reads group by group, which saves padding.
+        """
+        pixels, grids = self.pixels(groups)
+        features = self.backbone.see(pixels, grids)
+        ends = np.cumsum([group.grids.prod(-1).sum() for group in groups])
+        vectors = [
+            self.embed(tokens, slice_features(features, start, end))
+            for tokens, start, end in zip(rows, [0, *ends[:-1]], ends, strict=True)
+        ]
+        counts = grids.prod(-1) // self.backbone.geometry.merge**2
+        chunk = torch.repeat_interleave(torch.arange(len(counts), device=self.device), counts)
+        return torch.cat(vectors), features.pooler_output, chunk
+
+    def losses(self, batch: Batch, heads: Heads) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The loss terms of a batch, and accuracies to watch."""
+        to = lambda tensor: tensor.to(self.device, non_blocking=True)  # noqa: E731
+        vectors, merged, chunk = self.embed_videos(batch.groups, batch.videos)
+        dense = heads.dense_loss(merged, chunk, to(batch.chunk_labels))
+        asks = to(batch.asks)
+        plain, asked = vectors[~asks], vectors[asks]
+        described = self.embed(batch.descriptions)
+        moments = self.embed(batch.moments)
+        present = to(batch.video_concepts)
+        scale = heads.logit_scale.clamp(max=math.log(60.0)).exp()
+        order = torch.arange(len(plain), device=self.device)
+        whole = scale * described @ plain.T
+        single = scale * moments @ plain.T
+        terms = {
+            "dense": dense.sum(),
+            "concept": heads.concept_loss(vectors, present) + heads.concept_loss(moments, to(batch.moment_concepts)),
+            "video": (F.cross_entropy(whole, order) + F.cross_entropy(whole.T, order)) / 2,
+            "moment": F.cross_entropy(single, order.repeat_interleave(2)),
+        }
+        watch = {
+            "object": dense[0],
+            "word": dense[2],
+            "video@1": (whole.argmax(1) == order).float().mean(),
+            "moment@1": (single.argmax(1) == order.repeat_interleave(2)).float().mean(),
+        }
+        if len(asked):
+            options = self.embed(batch.options).view(len(asked), -1, vectors.shape[1])
+            scores = scale * (options @ asked[:, :, None])[:, :, 0]
+            answers = to(batch.answers)
+            terms["question"] = F.cross_entropy(scores, answers)
+            watch["qa"] = (scores.argmax(1) == answers).float().mean()
+        return terms, watch
+
+
+def slice_features(features: object, start: int, end: int) -> SimpleNamespace:
+    """The merged tokens from `start` to `end` of a vision tower's output."""
+    layers = [layer[start:end] for layer in getattr(features, "deepstack_features", None) or ()]
+    return SimpleNamespace(pooler_output=features.pooler_output[start:end], deepstack_features=layers)
+
+
+WEIGHTS = {"dense": 0.5, "concept": 0.5, "video": 0.5, "moment": 1.0, "question": 0.5}
+
+
+def train(options: argparse.Namespace) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(options.seed)
+    started = time.monotonic()
+    backbone = build_backbone(options.family, tiny=options.tiny)
+    parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
+    print(f"nano-{options.family}: {parameters:,} parameters, {2 * parameters / 1e6:.1f} MB as bf16", flush=True)
+    stream = Batches(backbone, options.batch, options.seed)
+    # Workers start before CUDA does: they must not inherit its state.
+    loader = iter(
+        DataLoader(stream, batch_size=None, num_workers=options.workers, prefetch_factor=4 if options.workers else None)
+    )
+    batch = next(loader)
+    backbone.model.to(device).requires_grad_(True).train()
+    trainer = Trainer(backbone, device, world.load_atlas(str(device)))
+    heads = Heads(backbone.dim).to(device)
+    weights = [*backbone.model.parameters(), *heads.parameters()]
+    optimiser = torch.optim.AdamW(
+        weights, lr=options.lr, weight_decay=0.05, betas=(0.9, 0.98), fused=device.type == "cuda"
+    )
+    log = options.out / "train.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)
+    step, sums = 0, {}
+    while (elapsed := time.monotonic() - started) < options.minutes * 60 and step < options.steps:
+        progress = max(elapsed / (options.minutes * 60), step / options.steps)
+        rate = options.lr * min(1, (step + 1) / 200) * (0.5 * (1 + math.cos(math.pi * progress)) * 0.99 + 0.01)
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            terms, watch = trainer.losses(batch, heads)
+            loss = sum(WEIGHTS[name] * term for name, term in terms.items())
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimiser.step()
+        for name, value in {**terms, **watch}.items():
+            sums.setdefault(name, []).append(value.detach())
+        step += 1
+        if step % options.every == 0 or step == options.steps:
+            means = {name: round(torch.stack(values).mean().item(), 4) for name, values in sums.items()}
+            sums = {}
+            line = {"step": step, "seconds": round(time.monotonic() - started, 1), "lr": round(rate, 6), **means}
+            with log.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(" ".join(f"{key} {value}" for key, value in line.items()), flush=True)
+        if step == options.profile:
+            _profile(lambda batch=batch: sum(trainer.losses(batch, heads)[0].values()).backward(), device)
+        batch = next(loader)
+    backbone.model.eval().requires_grad_(False)
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        results = evaluate(trainer, options.pool)
+    for name, row in results.items():
+        print(f"{name:22s} " + "  ".join(f"{key} {value:5.1f}" for key, value in row.items()), flush=True)
+    summary = {"steps": step, "videos": step * options.batch, "minutes": round((time.monotonic() - started) / 60, 2)}
+    save_backbone(backbone, options.out, {"family": options.family, **summary, "held-out Hit@1": results})
+    print(f"{summary} → {options.out}", flush=True)
+
+
+def _profile(action: Callable[[], object], device: torch.device) -> None:
+    """Prints where the time of one step goes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with (
+        torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
+        profile(activities=[ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU]) as profiler,
+    ):
+        action()
+    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(profiler.key_averages().table(sort_by=by, row_limit=30, max_name_column_width=60), flush=True)
+
+
+@torch.no_grad()
+def evaluate(trainer: Trainer, pool: int) -> dict[str, dict[str, float]]:
+    """Hit@1 on unseen worlds with held-out combinations: Base, Uniform, and Full Resolution. A check, not NanoRet."""
+    results = {}
+    for kind in ("short", "long"):
+        for method in ("base", "uniform", "full"):
+            results[f"{kind} {method}"] = _evaluate(trainer, kind, method, pool)
+    return results
+
+
+def _evaluate(trainer: Trainer, kind: str, method: str, pool: int, size: int = 50) -> dict[str, float]:
+    plain = random.Random(EVALUATION_SEED)
+    seeds = [(way, [EVALUATION_SEED, i]) for i in range(pool // size // 2) for way in ("landscape", "portrait")]
+    videos, wholes, singles = [], [], []
+    for way, seed in seeds:
+        timelines = world.draw(size, seed, kind=kind, split="test", orientation=way)
+        frames = BASE_FRAMES if method == "base" else CANDIDATES
+        native = trainer.backbone.geometry.native(*(world.PORTRAIT if way == "portrait" else world.LANDSCAPE))
+        sides = np.tile([native.rows, native.cols], (size, 1))
+        scales = np.ones((size, frames // 2))
+        budget = native.tokens * BASE_FRAMES // 2
+        grids = project(scales, sides, budget)[1] if method == "uniform" else grids_at(scales, sides)
+        groups = [Group(timelines, frame_fractions(frames), grids)]
+        batch = assemble(trainer.backbone, groups, plain, ask_share=0.0)
+        videos.append(trainer.embed_videos(groups, batch.videos)[0])
+        wholes.append(trainer.embed(batch.descriptions))
+        texts = [
+            world.describe_moment(timelines, v, plain.randrange(int(timelines.events[v])), plain) for v in range(size)
+        ]
+        singles.append(trainer.embed(Tokens.of(_rows(trainer.backbone, texts))))
+    video, order = torch.cat(videos), torch.arange(len(seeds) * size, device=trainer.device)
+    hit = lambda texts: 100 * ((torch.cat(texts) @ video.T).argmax(1) == order).float().mean().item()  # noqa: E731
+    return {"video": hit(wholes), "clip": hit(singles)}
+
+
+def _rows(backbone: Backbone, texts: list[str]) -> list[Row]:
+    return [backbone.row(Item(text, instruction=backbone.query_instruction)) for text in texts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=("qwen3", "qwen2"), required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=9.0, help="wall-clock limit; the schedule follows it")
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--batch", type=int, default=384, help="videos a step")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 2))
+    parser.add_argument("--every", type=int, default=100, help="steps between log lines")
+    parser.add_argument("--pool", type=int, default=500, help="videos of the closing check")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profile", type=int, default=0, help="print where the time goes after so many steps")
+    parser.add_argument("--tiny", action="store_true", help="a miniature, to try the script on a CPU")
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Training batches for the nano backbones: timelines, texts and token rows, made in worker processes.
+
+The token rows come from the very adapter that will load the finished model, so training sees the layout, times and
+positions that inference uses. Pixels are not made here: the trainer renders each group on its own device.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from allocembed import world
+from allocembed.backbones.base import Backbone, Item, Row, pad_rows
+from allocembed.budget import Grid, grids_at, project
+from allocembed.resize import Patches
+from allocembed.world import vocabulary as vocab
+from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS
+
+FRAME_COUNTS = {8: 0.22, 16: 0.12, 24: 0.46, 32: 0.10, 48: 0.10}
+NOTHING = -1
+CONCEPTS = (vocab.OBJECTS, vocab.COLOURS, vocab.WORDS, vocab.PLACES)
+CONCEPT_COUNTS = tuple(len(names) for names in CONCEPTS)
+CONCEPT_STARTS = tuple(np.concatenate([[0], np.cumsum(CONCEPT_COUNTS)[:-1]]).tolist())
+NOMINAL_FRAMES = 480  # frames of a world video, whatever its nominal duration
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Videos of one orientation and one frame count: what to render, and how large each chunk is cut."""
+
+    timelines: world.Timelines
+    fractions: np.ndarray  # (T,)
+    grids: np.ndarray  # (b, T/2, 2) merged rows and cols
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Right-padded token rows: ids (N, S), positions (3, N, S), and the index of each row's last token (N,)."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    last: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Tokens:
+        ids, positions, (_, last) = pad_rows(rows)
+        return cls(ids, positions, last)
+
+    def to(self, device: torch.device) -> Tokens:
+        return Tokens(*(tensor.to(device, non_blocking=True) for tensor in (self.ids, self.positions, self.last)))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One step's worth: videos with descriptions and, where `asks`, with a question instead."""
+
+    groups: list[Group]
+    videos: list[Tokens]  # one for every group, whose rows are of similar length
+    asks: torch.Tensor  # (B,) bool
+    chunk_labels: torch.Tensor  # (chunks, 2 frames, 4 kinds of concept), NOTHING where no event is on screen
+    video_concepts: torch.Tensor  # (B, V) bool: concepts on screen, or the answer for a video with a question
+    descriptions: Tokens  # one for every video that is not asked about
+    moments: Tokens  # two for every video that is not asked about
+    options: Tokens  # four for every video that is asked about
+    answers: torch.Tensor  # (A,) index of the right option
+    moment_concepts: torch.Tensor  # (2 R, V) bool
+
+
+class Batches(IterableDataset):
+    """An endless stream of batches; every worker has its own seeds."""
+
+    def __init__(self, backbone: Backbone, size: int, seed: int, ask_share: float = 0.25) -> None:
+        self.backbone, self.size, self.seed, self.ask_share = backbone, size, seed, ask_share
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        index, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        torch.set_num_threads(1)
+        step = index
+        while True:
+            yield make_batch(self.backbone, self.size, [self.seed, step], self.ask_share)
+            step += count
+
+
+def make_batch(backbone: Backbone, size: int, seed: list[int], ask_share: float) -> Batch:
+    """Four groups (short and long, landscape and portrait), each with its own frame count."""
+    rng = np.random.default_rng(seed)
+    plain = random.Random(int(rng.integers(2**62)))
+    groups, kinds = [], [(kind, way) for kind in ("short", "long") for way in ("landscape", "portrait")]
+    for number, (kind, way) in enumerate(kinds):
+        timelines = world.draw(size // len(kinds), [*seed, number], kind=kind, split="train", orientation=way)
+        frames = int(rng.choice(list(FRAME_COUNTS), p=list(FRAME_COUNTS.values())))
+        native = backbone.geometry.native(*(world.PORTRAIT if way == "portrait" else world.LANDSCAPE))
+        groups.append(Group(timelines, frame_fractions(frames), draw_grids(rng, len(timelines), frames, native)))
+    return assemble(backbone, groups, plain, ask_share)
+
+
+def frame_fractions(count: int) -> np.ndarray:
+    """Where uniformly sampled frames stand in a video of NOMINAL_FRAMES frames."""
+    return np.linspace(0, NOMINAL_FRAMES - 1, count, dtype=int) / (NOMINAL_FRAMES - 1)
+
+
+def draw_grids(rng: np.random.Generator, videos: int, frames: int, native: Grid) -> np.ndarray:
+    """Random resolutions, so that resolution is native to the model: all alike, or each chunk its own.
+
+    Every video draws its own budget; half of the mixed ones favour a few chunks strongly, as an allocator will.
+    """
+    chunks = frames // 2
+    if frames == 8 and rng.random() < 0.7:
+        scales = np.ones((videos, chunks))
+    else:
+        even = np.repeat(rng.uniform(0.3, 1.1, (videos, 1)), chunks, 1)
+        mixed = np.exp(rng.normal(0, rng.uniform(0.2, 0.9, (videos, 1)), (videos, chunks)))
+        scales = np.where(rng.random((videos, 1)) < 0.3, even, mixed)
+        budget = native.tokens * rng.uniform(2.5, 5.5, videos)
+        if frames == 24 and rng.random() < 0.25:
+            scales, budget = np.ones((videos, chunks)), np.full(videos, native.tokens * chunks)
+        sides = np.array([native.rows, native.cols])
+        smallest = int(grids_at(np.array([0.2]), sides).prod()) * chunks
+        scales, grids = project(scales, np.tile(sides, (videos, 1)), np.maximum(budget, smallest).astype(int))
+        return grids
+    return grids_at(scales, np.tile([native.rows, native.cols], (videos, 1)))
+
+
+def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_share: float) -> Batch:
+    """Texts, rows and labels for groups of videos."""
+    rows, asks, labels, concepts = [], [], [], []
+    descriptions, moments, moment_concepts, options, answers = [], [], [], [], []
+    query = backbone.query_instruction
+    for group in groups:
+        timelines = group.timelines
+        seen = world.events_at(timelines, group.fractions)
+        facts = event_facts(timelines)
+        labels.append(frame_labels(seen, facts))
+        rows.append([])
+        for video in range(len(timelines)):
+            visible = sorted(set(seen[video].tolist()) - {NOTHING})
+            asked = bool(visible) and plain.random() < ask_share
+            asks.append(asked)
+            patches = hollow_patches(backbone, group, video)
+            if asked:
+                question = world.question(timelines, video, plain, event=plain.choice(visible))
+                rows[-1].append(backbone.row(Item(question.text, patches)))
+                options += question.options
+                answers.append(question.answer)
+                concepts.append(multi_hot([answer_concept(question.options[question.answer])]))
+                continue
+            rows[-1].append(backbone.row(Item(None, patches)))
+            concepts.append(multi_hot(facts[video, visible].ravel() if visible else []))
+            descriptions.append(world.describe_video(timelines, video, plain))
+            for event in plain.choices(visible, k=2) if visible else (0, 0):
+                moments.append(world.describe_moment(timelines, video, event, plain))
+                moment_concepts.append(multi_hot(facts[video, event]))
+
+    def text_rows(texts: list[str], instruction_share: float) -> Tokens:
+        items = [Item(text, instruction=query if plain.random() < instruction_share else None) for text in texts]
+        return Tokens.of([backbone.row(item) for item in items])
+
+    return Batch(
+        groups=groups,
+        videos=[Tokens.of(group_rows) for group_rows in rows],
+        asks=torch.tensor(asks),
+        chunk_labels=torch.from_numpy(np.concatenate(labels)),
+        video_concepts=torch.from_numpy(np.stack(concepts)),
+        descriptions=text_rows(descriptions, 0.7),
+        moments=text_rows(moments, 0.7),
+        options=text_rows(options or ["red"], 0.0),
+        answers=torch.tensor(answers, dtype=torch.long),
+        moment_concepts=torch.from_numpy(np.stack(moment_concepts)),
+    )
+
+
+def event_facts(timelines: world.Timelines) -> np.ndarray:
+    """(B, MAX_EVENTS, 4) concept numbers of every event: object, colour, word, place."""
+    columns = (timelines.object, timelines.colour, timelines.word, timelines.place)
+    return np.stack([c[:, EVENT_SLOTS] + start for c, start in zip(columns, CONCEPT_STARTS, strict=True)], -1)
+
+
+def frame_labels(seen: np.ndarray, facts: np.ndarray) -> np.ndarray:
+    """(B · T/2, 2, 4) concept numbers on each frame of each chunk."""
+    shown = np.take_along_axis(facts, np.clip(seen, 0, MAX_EVENTS - 1)[..., None], axis=1)
+    shown = np.where((seen >= 0)[..., None], shown - np.array(CONCEPT_STARTS), NOTHING)
+    return shown.reshape(-1, 2, len(CONCEPTS)).astype(np.int64)
+
+
+def multi_hot(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+    hot = np.zeros(sum(CONCEPT_COUNTS), bool)
+    hot[np.asarray(numbers, dtype=int)] = True
+    return hot
+
+
+def answer_concept(option: str) -> int:
+    """The concept an option of a question stands for."""
+    return _ANSWERS[option]
+
+
+_ANSWERS = {
+    name: start + i for names, start in zip(CONCEPTS, CONCEPT_STARTS, strict=True) for i, name in enumerate(names)
+}
+_ANSWERS |= {phrases[0]: CONCEPT_STARTS[3] + i for i, phrases in enumerate(vocab.PLACE_PHRASES.values())}
+
+
+def hollow_patches(backbone: Backbone, group: Group, video: int) -> Patches:
+    """Grids and times of a video without its pixels: all that the token row needs."""
+    grids = torch.from_numpy(group.grids[video] * backbone.geometry.merge)
+    seconds = (group.fractions * group.timelines.duration[video]).reshape(-1, 2).mean(1)
+    return Patches(
+        torch.empty(0, dtype=torch.uint8),
+        torch.cat([torch.ones(len(grids), 1, dtype=torch.long), grids], 1),
+        seconds,
+        backbone.geometry,
+    )

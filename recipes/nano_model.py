@@ -1,0 +1,183 @@
+"""The two nano architectures, their tokenizers, and the folders they are saved in."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLModel,
+    Qwen3VLConfig,
+    Qwen3VLModel,
+)
+
+from allocembed import world
+from allocembed.backbones.base import Backbone
+from allocembed.backbones.loading import FAMILIES
+from allocembed.backbones.qwen2_vl import VIDEO_TEXT
+from allocembed.backbones.qwen3_vl import INSTRUCTION
+from allocembed.resize import Geometry
+
+PATCH, MERGE = 8, 2
+# Native is 128 × 96 pixels, 48 tokens; world videos are larger, so that a scale above 1 shows real detail.
+MIN_PIXELS, MAX_PIXELS = 4 * 16**2, 48 * 16**2
+SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+VOCABULARY = {"qwen3": 1024, "qwen2": 1280}
+
+
+def build_backbone(family: str, *, tiny: bool = False) -> Backbone:
+    """An untrained nano backbone behind the adapter that will load it later."""
+    tokenizer = train_tokenizer(family)
+    model = (_qwen3 if family == "qwen3" else _qwen2)(tokenizer, tiny)
+    adapter = FAMILIES[model.config.model_type]
+    default = adapter.default_geometry
+    geometry = Geometry(PATCH, MERGE, default.mean, default.std, MIN_PIXELS, MAX_PIXELS)
+    return adapter(model, tokenizer, geometry, name=f"nano-{family}")
+
+
+def train_tokenizer(family: str) -> PreTrainedTokenizerFast:
+    """A small byte-level BPE tokenizer on the world's own texts and the layouts around them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    frame = [INSTRUCTION, VIDEO_TEXT, "system\n", "user\n", "assistant\n"]
+    frame += [adapter.query_instruction for adapter in FAMILIES.values()]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY[family],
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*world.corpus(20_000, seed=0), *frame * 200], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIAL[1:]),
+        padding_side="right",
+    )
+
+
+def _qwen3(tokenizer: PreTrainedTokenizerFast, tiny: bool) -> PreTrainedModel:
+    width, depth, layers = (64, 2, 1) if tiny else (256, 6, 5)
+    config = Qwen3VLConfig(
+        text_config={
+            "hidden_size": width,
+            "intermediate_size": 608 if not tiny else 128,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": width // 4,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": 32768,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e5,
+                "mrope_section": [width // 8 - 2 * (3 * width // 80), 3 * width // 80, 3 * width // 80],
+                "mrope_interleaved": True,
+            },
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": None,
+        },
+        vision_config={
+            "depth": depth,
+            "hidden_size": 192 if not tiny else 64,
+            "intermediate_size": 768 if not tiny else 128,
+            "num_heads": 3 if not tiny else 1,
+            "out_hidden_size": width,
+            "patch_size": PATCH,
+            "spatial_merge_size": MERGE,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [2] if not tiny else [0],
+        },
+        tie_word_embeddings=True,
+        **_token_ids(tokenizer),
+    )
+    return Qwen3VLModel(config)
+
+
+def _qwen2(tokenizer: PreTrainedTokenizerFast, tiny: bool) -> PreTrainedModel:
+    width, depth, layers = (64, 2, 1) if tiny else (320, 5, 4)
+    config = Qwen2VLConfig(
+        text_config={
+            "hidden_size": width,
+            "intermediate_size": 704 if not tiny else 128,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 5 if not tiny else 1,
+            "num_key_value_heads": 5 if not tiny else 1,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [8, 12, 12]},
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": None,
+        },
+        vision_config={
+            "depth": depth,
+            "embed_dim": 192 if not tiny else 64,
+            "hidden_size": width,
+            "num_heads": 3 if not tiny else 1,
+            "mlp_ratio": 4 if not tiny else 2,
+            "patch_size": PATCH,
+            "spatial_merge_size": MERGE,
+            "temporal_patch_size": 2,
+        },
+        tie_word_embeddings=True,
+        **_token_ids(tokenizer),
+    )
+    return Qwen2VLModel(config)
+
+
+def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    names = {"vision_start": "vision_start", "vision_end": "vision_end", "image": "image_pad", "video": "video_pad"}
+    return {f"{key}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
+
+
+def save_backbone(backbone: Backbone, folder: Path, facts: dict) -> None:
+    """Writes the folder as the hub has it: config, bf16 safetensors, tokenizer, preprocessor settings, card."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        backbone.model.to(torch.bfloat16).save_pretrained(scratch)
+        backbone.tokenizer.save_pretrained(scratch)
+        for file in Path(scratch).iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    preprocessor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "image_mean": list(backbone.geometry.mean),
+        "image_std": list(backbone.geometry.std),
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "min_pixels": MIN_PIXELS,
+        "max_pixels": MAX_PIXELS,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor, indent=2) + "\n")
+    (folder / "README.md").write_text(_card(backbone.name, facts))
+
+
+def _card(name: str, facts: dict) -> str:
+    return f"""---
+license: mit
+library_name: allocembed
+---
+# {name}
+
+A nano video embedding model, trained from nothing by `recipes/nano_backbone.py` in the procedural world of
+`allocembed.world`. It knows that world only: pictographs, signs and eight places. It is a test bed and a demo, never
+a model for real videos.
+
+```json
+{json.dumps(facts, indent=2)}
+```
+"""

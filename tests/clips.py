@@ -1,0 +1,69 @@
+"""Small videos for the tests, encoded on the spot, and the plain way to read them back."""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+WIDTH, HEIGHT, RATE = 64, 48, 25
+LONG_GROUPS = {"g": "60", "bf": "3", "sc_threshold": "0"}
+
+
+def picture(index: int, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray:
+    """(H, W, 3) uint8: a gradient that moves, so that no two frames are alike."""
+    y, x = np.mgrid[:height, :width]
+    channels = (x * 3 + index * 5, y * 4 + index * 3, x + y + index * 11)
+    return np.stack([channel % 256 for channel in channels], axis=-1).astype(np.uint8)
+
+
+def write_video(
+    path: Path,
+    frames: int | Sequence[np.ndarray] = 50,
+    *,
+    codec: str = "libx264",
+    options: dict[str, str] | None = None,
+    pixels: str = "yuv420p",
+    stamps: Sequence[int] | None = None,
+    time_base: Fraction = Fraction(1, RATE),
+    muxing: dict[str, str] | None = None,
+    prepare: Callable[[av.VideoStream], None] = lambda stream: None,
+    change: Callable[[av.Packet], av.Packet] = lambda packet: packet,
+) -> Path:
+    """Encode `frames` (that many moving pictures, or these) into `path`; `stamps` are in units of `time_base`."""
+    if codec not in av.codecs_available:
+        pytest.skip(f"this FFmpeg has no {codec}")
+    pictures = [picture(index) for index in range(frames)] if isinstance(frames, int) else frames
+    rate = round(1 / time_base) if stamps is None else RATE
+    with av.open(str(path), "w", options=muxing or {}) as container:
+        stream = container.add_stream(codec, rate=rate, options=options or {})
+        stream.height, stream.width, stream.pix_fmt = *pictures[0].shape[:2], pixels
+        stream.codec_context.time_base = time_base
+        prepare(stream)
+        for index, array in enumerate(pictures):
+            frame = av.VideoFrame.from_ndarray(array, format="rgb24")
+            frame.pts, frame.time_base = index if stamps is None else stamps[index], time_base
+            container.mux([change(packet) for packet in stream.encode(frame)])
+        container.mux([change(packet) for packet in stream.encode(None)])
+    return path
+
+
+def write_audio(path: Path, codec: str) -> Path:
+    """A tenth of a second of silence."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=44100)
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 4410), np.float32), format="fltp", layout="mono")
+        silence.sample_rate, silence.pts = 44100, 0
+        resampled = av.AudioResampler(stream.codec_context.format, "mono", 44100).resample(silence)
+        for frame in (*resampled, None):
+            container.mux(stream.encode(frame))
+    return path
+
+
+def read_all(path: Path) -> tuple[np.ndarray, list[float]]:
+    """Every frame (N, H, W, 3) and its time in seconds after the first, by decoding the file from start to end."""
+    with av.open(str(path)) as container:
+        decoded = [(frame.to_ndarray(format="rgb24"), frame.time) for frame in container.decode(video=0)]
+    return np.stack([pixels for pixels, _ in decoded]), [time - decoded[0][1] for _, time in decoded]
