@@ -5,8 +5,9 @@ Two ways to the table of frames: `table_from_packets` reads every packet's heade
 counts and lengths that headers claim, which are missing or estimated too often.
 """
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -73,18 +74,26 @@ class Reader:
         self.limits = limits
         self.stopwatch = Stopwatch(limits, source)
         self.container: Any = None
-        self.open()
+        try:
+            self.open()
+        except VideoError:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.container.close()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self.container is not None:
+            self.container.close()
 
     def open(self) -> None:
         """Start anew at the beginning of the file."""
-        if self.container is not None:
-            self.container.close()
+        self.close()
         # A playlist dressed up as a video must not make us read anything but this file.
         options = {"protocol_whitelist": "file"}
         with self.failures("not a video that can be opened", "check that it is one, and complete"):
@@ -109,7 +118,8 @@ class Reader:
 
     def packets(self) -> Iterator["Packet"]:
         """The stream's packets from here on; the last, empty one drains the decoder."""
-        with self.failures("the file is truncated or corrupt", FETCH_AGAIN):
+        # PyAV trips over streams that turn up in the middle of a file, but only after our stream's last packet.
+        with self.failures("the file is truncated or corrupt", FETCH_AGAIN), suppress(IndexError):
             for packet in self.container.demux(self.stream):
                 self.stopwatch.check()
                 # An AVI marks a frame that repeats the last one by an empty packet, which a decoder would take
@@ -160,10 +170,9 @@ class Reader:
         if stream.codec_context is None:
             raise VideoError(self.source, "no decoder for its codec; convert it to H.264: ffmpeg -i FILE out.mp4")
         self.limits.check_pixels(stream.width, stream.height, self.source)
-        if hasattr(type(stream), "discard"):  # PyAV 17.1 and later: spares reading the other streams' data
-            for other in self.container.streams:
-                if other is not stream:
-                    other.discard = self.av.stream.Discard.all
+        for other in self.container.streams:
+            if other is not stream:
+                other.discard = self.av.stream.Discard.all
         return stream
 
 
@@ -214,8 +223,8 @@ def table_from_packets(reader: Reader) -> FrameTable:
         raise VideoError(reader.source, f"{cause}; {FETCH_AGAIN}")
     table = _in_order(rows, float(1 / reader.stream.time_base))
     seconds, promised = table.end / table.tick_rate, _promised_seconds(reader)
-    # Half a second or a fiftieth of slack: a last frame's length is counted in more than one way.
-    if table.trusted and seconds < promised - max(0.5, promised / 50):
+    # Some slack, as the last frame's length is counted in more than one way.
+    if table.trusted and seconds < promised - max(0.2, promised / 100):
         cause = f"the file is truncated: {seconds:.2f} of {promised:.2f} s ({len(table)} frames) are there"
         raise VideoError(reader.source, f"{cause}; {FETCH_AGAIN}")
     return table
@@ -259,7 +268,7 @@ def _index_entries(reader: Reader) -> list[tuple[int, bool, bool, int]]:
     """Decode time, keyframe, hidden and end byte of every sample in an MP4; nothing for other containers."""
     if "mp4" not in reader.container.format.name:
         return []
-    index = getattr(reader.stream, "index_entries", ())  # PyAV 17 and later
+    index = reader.stream.index_entries
     return [(entry.timestamp, entry.is_keyframe, entry.is_discard, entry.pos + entry.size) for entry in index]
 
 
@@ -272,10 +281,12 @@ def _refuse_missing_tail(reader: Reader, entries: list[tuple[int, bool, bool, in
 
 
 def _promised_seconds(reader: Reader) -> float:
-    """The length Matroska's tags give for the stream; 0 elsewhere, where lengths can be estimates."""
-    tag = reader.stream.metadata.get("DURATION", "") if "matroska" in reader.container.format.name else ""
-    try:
-        hours, minutes, seconds = (float(part) for part in tag.split(":"))
-    except ValueError:
-        return 0.0
-    return hours * 3600 + minutes * 60 + seconds
+    """When the stream ends by what was written down as the file was made; 0 where a length can be an estimate."""
+    name, stream = reader.container.format.name, reader.stream
+    if name == "avi" and stream.average_rate:
+        return stream.frames / float(stream.average_rate)
+    if name == "flv" and len(reader.container.streams) == 1:  # with sound, the length may be that of the sound
+        return (reader.container.duration or 0) / reader.av.time_base
+    tag = stream.metadata.get("DURATION", "") if "matroska" in name else ""
+    parts = [float(part) for part in tag.split(":")] if re.fullmatch(r"\d+:\d+:\d+(\.\d+)?", tag) else [0.0]
+    return sum(part * 60**place for place, part in enumerate(reversed(parts)))

@@ -110,7 +110,13 @@ def resize(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     # CUDA's kernel has no uint8 form and walks the batch in series; the same filter as two matrix products.
     down, across = (_filter(old, new, frames.device) for old, new in zip(frames.shape[-2:], size, strict=True))
     with torch.autocast(frames.device.type, enabled=False):
-        return (down @ frames.float() @ across.T).round_().clamp_(0, 255).to(torch.uint8)
+        return _as_matrices(frames.float(), down, across).to(torch.uint8)
+
+
+def _as_matrices(frames: torch.Tensor, down: torch.Tensor, across: torch.Tensor) -> torch.Tensor:
+    """Across, then down, rounded to grey levels after each, as PIL and torch's CPU kernel do."""
+    wide = (frames @ across.T).round_().clamp_(0, 255)
+    return (down @ wide).round_().clamp_(0, 255)
 
 
 @lru_cache(maxsize=1024)

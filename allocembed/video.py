@@ -84,25 +84,12 @@ def sample(
     if rate is not None and not rate > 0:
         raise ValueError(f"rate is {rate}; it must be frames per second above 0")
     rate = rate or 1.0
-    if isinstance(source, np.ndarray | list | tuple):
+    if isinstance(source, str | Path):
+        return _sample_path(Path(source), str(source), count, seek, limits, rate)
+    if isinstance(source, np.ndarray | Sequence):
         return sample_arrays(source, count, rate)
-    if not isinstance(source, str | Path):
-        kind = type(source).__name__
-        raise TypeError(f"cannot sample a {kind}; pass a path, a (T, H, W, 3) uint8 array or a list of frames")
-    path, name = Path(source), str(source)
-    try:
-        if path.is_dir():
-            return sample_folder(path, name, count, rate, limits)
-        if not path.stat().st_size:
-            raise VideoError(name, f"the file is empty; {FETCH_AGAIN}")
-    except FileNotFoundError as error:
-        raise VideoError(name, "no such file or folder; check the path") from error
-    except (OSError, ValueError) as error:
-        raise VideoError(name, f"cannot be read ({error}); check the path and its permissions") from error
-    if path.suffix.lower() in IMAGE_SUFFIXES:
-        return sample_images([path], name, count, rate, limits)
-    with Reader(path, name, limits) as reader:
-        return _sample_file(reader, count, seek)
+    kind = type(source).__name__
+    raise TypeError(f"cannot sample a {kind}; pass a path, a (T, H, W, 3) uint8 array or a list of frames")
 
 
 def probe(
@@ -128,6 +115,22 @@ def is_video(path: str | Path) -> bool:
     (True, False)
     """
     return Path(path).suffix.lower() in VIDEO_SUFFIXES
+
+
+def _sample_path(path: Path, name: str, count: int, seek: str, limits: DecodeLimits, rate: float) -> Clip:
+    try:
+        if path.is_dir():
+            return sample_folder(path, name, count, rate, limits)
+        if not path.stat().st_size:
+            raise VideoError(name, f"the file is empty; {FETCH_AGAIN}")
+    except FileNotFoundError as error:
+        raise VideoError(name, "no such file or folder; check the path") from error
+    except (OSError, ValueError) as error:
+        raise VideoError(name, f"cannot be read ({error}); check the path and its permissions") from error
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        return sample_images([path], name, count, rate, limits)
+    with Reader(path, name, limits) as reader:
+        return _sample_file(reader, count, seek)
 
 
 class _TableError(Exception):
@@ -203,7 +206,7 @@ def _sample_table(reader: Reader, table: FrameTable, choices: list[_Choice]) -> 
         stamps[slots[index]] = frame.pts
         canvas.put(slots[index], paint(frame))
     times = (stamps - stamps[0]) / table.tick_rate
-    return Clip(canvas.frames, times, np.array(indices), len(table), table.duration, reader.source)
+    return Clip(canvas.frames, times, np.array(indices, np.int64), len(table), table.duration, reader.source)
 
 
 def _fetch_keyframe(reader: Reader, table: FrameTable, key: int) -> _Landing:

@@ -7,7 +7,7 @@ positions that inference uses. Pixels are not made here: the trainer renders eac
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from allocembed.resize import Patches
 from allocembed.world import vocabulary as vocab
 from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS
 
-FRAME_COUNTS = {8: 0.22, 16: 0.12, 24: 0.46, 32: 0.10, 48: 0.10}
+FRAME_COUNTS = {8: 0.25, 16: 0.12, 24: 0.50, 32: 0.08, 48: 0.05}
 NOTHING = -1
 CONCEPTS = (vocab.OBJECTS, vocab.COLOURS, vocab.WORDS, vocab.PLACES)
 CONCEPT_COUNTS = tuple(len(names) for names in CONCEPTS)
@@ -34,7 +34,7 @@ class Group:
     """Videos of one orientation and one frame count: what to render, and how large each chunk is cut."""
 
     timelines: world.Timelines
-    fractions: np.ndarray  # (T,)
+    fractions: np.ndarray  # (T,), or (b, T) where every video has its own
     grids: np.ndarray  # (b, T/2, 2) merged rows and cols
 
 
@@ -71,23 +71,59 @@ class Batch:
     moment_concepts: torch.Tensor  # (2 R, V) bool
 
 
-class Batches(IterableDataset):
-    """An endless stream of batches; every worker has its own seeds."""
+class Stream(IterableDataset):
+    """An endless stream of what `make` makes of a seed; every worker has its own seeds."""
 
-    def __init__(self, backbone: Backbone, size: int, seed: int, ask_share: float = 0.25) -> None:
-        self.backbone, self.size, self.seed, self.ask_share = backbone, size, seed, ask_share
+    def __init__(self, make: Callable[[list[int]], object], seed: int) -> None:
+        self.make, self.seed = make, seed
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[object]:
         worker = get_worker_info()
-        index, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        step, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         torch.set_num_threads(1)
-        step = index
         while True:
-            yield make_batch(self.backbone, self.size, [self.seed, step], self.ask_share)
-            step += count
+            yield self.make([self.seed, step])
+            step += stride
 
 
-def make_batch(backbone: Backbone, size: int, seed: list[int], ask_share: float) -> Batch:
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Chunks to read, without a video around them: what the vision tower learns from first."""
+
+    groups: list[Group]
+    chunk_labels: torch.Tensor  # (chunks, 2 frames, 4 kinds of concept)
+
+
+def make_reading(backbone: Backbone, size: int, seed: list[int]) -> Reading:
+    """About `size` chunks in which nearly every frame shows an event, at scales where it may be readable."""
+    rng = np.random.default_rng(seed)
+    groups, labels = [], []
+    for number, way in enumerate(("landscape", "portrait")):
+        timelines = world.draw(size // 6, [*seed, number], kind="short", split="train", orientation=way)
+        fractions = event_fractions(rng, timelines, chunks=3)
+        native = backbone.geometry.native(*(world.PORTRAIT if way == "portrait" else world.LANDSCAPE))
+        scales = np.exp(rng.uniform(np.log(0.4), np.log(1.6), (len(timelines), 3)))
+        grids = grids_at(scales, np.tile([native.rows, native.cols], (len(timelines), 1)))
+        groups.append(Group(timelines, fractions, grids))
+        labels.append(frame_labels(world.events_at(timelines, fractions), event_facts(timelines)))
+    return Reading(groups, torch.from_numpy(np.concatenate(labels)))
+
+
+def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks: int) -> np.ndarray:
+    """(B, 2 · chunks) times at which events are on screen; pairs show one event twice, two events, or anything."""
+    shape = (len(timelines), chunks)
+    first = (rng.random(shape) * timelines.events[:, None]).astype(int)
+    other = (rng.random(shape) * timelines.events[:, None]).astype(int)
+    same = rng.random(shape) < 0.5
+    events = np.stack([first, np.where(same, first, other)], -1).reshape(len(timelines), -1)
+    slots = EVENT_SLOTS[events]
+    start = np.take_along_axis(timelines.start, slots, 1)
+    end = np.take_along_axis(timelines.end, slots, 1)
+    on_event = start + (end - start) * rng.uniform(0.05, 0.95, events.shape)
+    return np.where(rng.random(events.shape) < 0.12, rng.random(events.shape), on_event)
+
+
+def make_batch(backbone: Backbone, size: int, ask_share: float, seed: list[int]) -> Batch:
     """Four groups (short and long, landscape and portrait), each with its own frame count."""
     rng = np.random.default_rng(seed)
     plain = random.Random(int(rng.integers(2**62)))

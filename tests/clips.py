@@ -21,7 +21,7 @@ def picture(index: int, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray:
 
 def write_video(
     path: Path,
-    frames: int | Sequence[np.ndarray] = 50,
+    frames: int | Sequence[np.ndarray | av.VideoFrame] = 50,
     *,
     codec: str = "libx264",
     options: dict[str, str] | None = None,
@@ -32,18 +32,18 @@ def write_video(
     prepare: Callable[[av.VideoStream], None] = lambda stream: None,
     change: Callable[[av.Packet], av.Packet] = lambda packet: packet,
 ) -> Path:
-    """Encode `frames` (that many moving pictures, or these) into `path`; `stamps` are in units of `time_base`."""
+    """Encode `frames` (so many moving pictures, or just these) into `path`; `stamps` are in units of `time_base`."""
     if codec not in av.codecs_available:
         pytest.skip(f"this FFmpeg has no {codec}")
     pictures = [picture(index) for index in range(frames)] if isinstance(frames, int) else frames
+    pictures = [av.VideoFrame.from_ndarray(each) if isinstance(each, np.ndarray) else each for each in pictures]
     rate = round(1 / time_base) if stamps is None else RATE
     with av.open(str(path), "w", options=muxing or {}) as container:
         stream = container.add_stream(codec, rate=rate, options=options or {})
-        stream.height, stream.width, stream.pix_fmt = *pictures[0].shape[:2], pixels
+        stream.height, stream.width, stream.pix_fmt = pictures[0].height, pictures[0].width, pixels
         stream.codec_context.time_base = time_base
         prepare(stream)
-        for index, array in enumerate(pictures):
-            frame = av.VideoFrame.from_ndarray(array, format="rgb24")
+        for index, frame in enumerate(pictures):
             frame.pts, frame.time_base = index if stamps is None else stamps[index], time_base
             container.mux([change(packet) for packet in stream.encode(frame)])
         container.mux([change(packet) for packet in stream.encode(None)])
@@ -65,5 +65,5 @@ def write_audio(path: Path, codec: str) -> Path:
 def read_all(path: Path) -> tuple[np.ndarray, list[float]]:
     """Every frame (N, H, W, 3) and its time in seconds after the first, by decoding the file from start to end."""
     with av.open(str(path)) as container:
-        decoded = [(frame.to_ndarray(format="rgb24"), frame.time) for frame in container.decode(video=0)]
+        decoded = [(frame.to_ndarray(format="rgb24"), frame.time or 0.0) for frame in container.decode(video=0)]
     return np.stack([pixels for pixels, _ in decoded]), [time - decoded[0][1] for _, time in decoded]

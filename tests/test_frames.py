@@ -130,7 +130,7 @@ def test_the_clip_does_not_share_memory_with_the_frames() -> None:
     [
         (np.zeros((4, 4, 3), np.uint8), "add the time axis"),
         (np.zeros((1, 2, 4, 4, 3), np.uint8), "drop the extra axes"),
-        (np.zeros((2, 3, 4, 4), np.uint8), "move channels last"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "move channels last"),
         (np.zeros((2, 4, 4, 3), np.float32), "astype"),
         (np.zeros((2, 0, 4, 3), np.uint8), "must be"),
         (np.zeros((0, 4, 4, 3), np.uint8), "pass at least one"),

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 NAME = "flash_chunks"
 
 
+@torch.compiler.disable
 def chunk_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

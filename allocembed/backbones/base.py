@@ -133,7 +133,9 @@ class Backbone(ABC):
 
         `pooler_output` are the merged tokens (N / merge², width); Qwen3-VL adds `deepstack_features`.
         """
-        return self.model.visual(pixels, grid_thw=grids, return_dict=True)
+        # Given, because the library's own loops over chunks in Python, a dozen kernels each.
+        where = patch_positions(grids, self.geometry.merge)
+        return self.model.visual(pixels, grid_thw=grids, position_ids=where, return_dict=True)
 
     def read(self, ids: torch.Tensor, positions: torch.Tensor, features: ModelOutput | None = None) -> torch.Tensor:
         """The language model on ids (N, S), video tokens replaced by `features` in order: hidden states (N, S, width).
@@ -150,6 +152,22 @@ class Backbone(ABC):
         return self.model.language_model(
             inputs_embeds=embedded, position_ids=positions, attention_mask=None, use_cache=False, **deepstack
         ).last_hidden_state
+
+
+def patch_positions(grids: torch.Tensor, merge: int) -> torch.Tensor:
+    """Row and col (N, 2) of every patch of chunks with grids (C, 3), merge blocks kept together.
+
+    >>> patch_positions(torch.tensor([[1, 2, 4]]), 2).tolist()
+    [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
+    """
+    counts = grids.prod(-1)
+    starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    within = torch.arange(len(starts), device=grids.device) - starts
+    block, inside = within // merge**2, within % merge**2
+    blocks_across = torch.repeat_interleave(grids[:, 2] // merge, counts)
+    rows = block // blocks_across * merge + inside // merge
+    cols = block % blocks_across * merge + inside % merge
+    return torch.stack([rows, cols], -1)
 
 
 def pad_rows(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
