@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from allocembed.eval_cli import eval_app
+from allocembed.options import (
+    AllocatorOption,
+    BackboneOption,
+    BudgetOption,
+    CandidatesOption,
+    DeviceOption,
+    DimOption,
+    DtypeOption,
+    InstructionOption,
+    Method,
+    RangeOption,
+    Seek,
+    SeekOption,
+    TextOption,
+    parse_range,
+    progress_bar,
+    stderr,
+)
 
 app = typer.Typer(
     help="Video embeddings under a hard token budget: every frame gets the resolution it deserves.",
@@ -19,60 +37,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-stderr = Console(stderr=True, highlight=False)
+app.add_typer(eval_app, name="eval")
 
 
-class Seek(StrEnum):
-    """How frames are found in a file."""
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
 
-    exact = "exact"
-    keyframe = "keyframe"
-
-
-class Method(StrEnum):
-    """The six ways to spend a budget."""
-
-    base = "base"
-    full = "full"
-    uniform = "uniform"
-    content = "content"
-    select = "select"
-    learned = "learned"
-
-
-BackboneOption = Annotated[
-    str, typer.Option("--backbone", "-b", help="Short name, hub id or local folder of the embedding model.")
-]
-AllocatorOption = Annotated[Method, typer.Option("--allocator", "-a", help="How the budget is spent over the frames.")]
-BudgetOption = Annotated[
-    str,
-    typer.Option(help="At most so many visual tokens a video: 8f for 8 native frames' worth, or a number."),
-]
-CandidatesOption = Annotated[int, typer.Option(min=1, help="Frames sampled from the video before allocation.")]
-RangeOption = Annotated[str, typer.Option("--range", help="Smallest and largest scale of a frame.")]
-SeekOption = Annotated[
-    Seek,
-    typer.Option(help="exact: the very frames; keyframe: the nearest keyframe where it is near, much faster."),
-]
-TextOption = Annotated[str | None, typer.Option(help="Task text or question that goes with the video.")]
-InstructionOption = Annotated[str | None, typer.Option(help="Instruction to the model; its own default if not given.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
-DtypeOption = Annotated[
-    str, typer.Option(help="auto (bfloat16 on CUDA, float32 on a CPU), float32, bfloat16, float16.")
-]
-DimOption = Annotated[int | None, typer.Option(help="Keep only the first dimensions of the vector (Matryoshka).")]
+        typer.echo(f"allocembed {version('allocembed')}")
+        raise typer.Exit
 
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
 ) -> None:
-    """The options that stand before a command."""
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"allocembed {installed('allocembed')}")
-        raise typer.Exit
+    """Video embeddings under a hard token budget: every frame gets the resolution it deserves."""
 
 
 @app.command()
@@ -100,7 +82,7 @@ def embed(
     writer = vectors.open_writer(out)
     embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, dim)
     failures = []
-    with writer, _progress() as progress:
+    with writer, progress_bar() as progress:
         task = progress.add_task("embedding", total=len(videos), spent="")
         spent = 0
         for result in embedder.stream(videos, text, instruction=instruction):
@@ -137,7 +119,10 @@ def allocate(
 ) -> None:
     """Show where the tokens of a video go: every candidate frame, its scale, its share of the budget."""
     from allocembed import film
+    from allocembed.vectors import make_room
 
+    for path in filter(None, (png, html)):
+        make_room(path)
     embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, None)
     clip = embedder.read(video)
     allocation = embedder.allocate(clip, text)
@@ -154,6 +139,21 @@ def allocate(
         stderr.print(f"→ {written}")
     if not (png or html):
         stderr.print("[dim]--html film.html or --png film.png shows it as a picture[/dim]")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the videos and the page.")] = Path(
+        "allocembed-demo"
+    ),
+    backbone: BackboneOption = "nano-qwen3",
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+) -> None:
+    """Make a dozen toy videos, embed and search them, and compare the methods: the whole path in a few minutes."""
+    from allocembed.demo import run_demo
+
+    run_demo(out, backbone, device=device, dtype=dtype)
 
 
 def _print_allocation(clip, allocation) -> None:
@@ -175,33 +175,16 @@ def _print_allocation(clip, allocation) -> None:
 
 def _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, dim):
     """Builds the embedder from the options; the cheap checks come before the weights are read."""
-    from allocembed.budget import Budget, BudgetError, check_range
+    from allocembed.budget import Budget
     from allocembed.embedder import AllocEmbed
 
-    try:
-        bounds = check_range(tuple(float(bound) for bound in scale_range.split(",")))
-    except (ValueError, TypeError) as error:
-        reason = str(error) if isinstance(error, BudgetError) else "write two numbers, as in --range 0.2,1.8"
-        raise typer.BadParameter(reason, param_hint="--range") from error
     settings = {
         "budget": Budget.parse(budget),
         "candidates": candidates,
-        "scale_range": bounds,
+        "scale_range": parse_range(scale_range),
         "seek": seek.value,
     }
     return AllocEmbed.from_pretrained(backbone, allocator.value, device=device, dtype=dtype, dim=dim, **settings)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[spent]}"),
-        TimeRemainingColumn(),
-        console=stderr,
-        transient=True,
-    )
 
 
 def main() -> None:

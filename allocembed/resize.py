@@ -8,6 +8,7 @@ pixel floors undo small scales. Patches stay uint8 until they are on the device,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -79,19 +80,27 @@ def normalise(pixels: torch.Tensor, geometry: Geometry, dtype: torch.dtype) -> t
     mean = torch.tensor(geometry.mean, device=pixels.device).view(1, 3, 1)
     std = torch.tensor(geometry.std, device=pixels.device).view(1, 3, 1)
     # Converted first, then in place: one operation over two dtypes leaves the vectorised path.
-    scaled = pixels.to(torch.float32).view(len(pixels), 3, -1)
+    scaled = _empty(pixels.shape, torch.float32, pixels.device).copy_(pixels).view(len(pixels), 3, -1)
     return scaled.mul_(1 / (255 * std)).sub_(mean / std).view(len(pixels), -1).to(dtype)
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Uninitialised memory. On the CPU numpy's, which asks for huge pages: touching fresh small ones costs more than
+    the arithmetic on them."""
+    if torch.device(device).type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.empty(tuple(shape), np.uint8 if dtype == torch.uint8 else np.float32))
 
 
 def to_patches(frames: np.ndarray, times: np.ndarray, allocation: Allocation, geometry: Geometry) -> Patches:
     """Applies an allocation to the frames (T, H, W, 3) and times (T,) of a clip."""
     video = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
     ends = np.cumsum([grid.tokens * geometry.merge**2 for grid in allocation.grids])
-    pixels = torch.empty((ends[-1], 3 * FRAMES_PER_CHUNK * geometry.patch**2), dtype=torch.uint8)
+    pixels = _empty((ends[-1], 3 * FRAMES_PER_CHUNK * geometry.patch**2), torch.uint8)
     start = 0
     for pair, grid, end in zip(allocation.frames, allocation.grids, ends, strict=True):
         height, width = grid.rows * geometry.factor, grid.cols * geometry.factor
-        resized = torch.empty((FRAMES_PER_CHUNK, 3, height, width), dtype=torch.uint8)
+        resized = _empty((FRAMES_PER_CHUNK, 3, height, width), torch.uint8)
         for slot, frame in enumerate(pair):
             resized[slot] = resize(video[frame][None], (height, width))[0]
         patchify(resized, geometry, out=pixels[start:end])

@@ -95,8 +95,16 @@ def open_writer(path: Path) -> Writer:
     """A writer for the path's suffix; complains now about a place that can't be written, not after the work."""
     if path.suffix not in FORMATS:
         raise ValueError(f"cannot write {path}: the name must end in {' or '.join(FORMATS)}")
+    return FORMATS[path.suffix](make_room(path))
+
+
+def make_room(path: Path) -> Path:
+    """Makes the folder of a file to be written; a ValueError says why where it can't be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return FORMATS[path.suffix](path)
+        with path.with_name(f".{path.name}.partial").open("wb"):
+            pass
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; choose another place with --out") from error
+        raise ValueError(f"cannot write {path}: {error.strerror}; choose another place") from error
+    path.with_name(f".{path.name}.partial").unlink()
+    return path

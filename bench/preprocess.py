@@ -93,7 +93,14 @@ def main() -> None:
         level = 1 / (255 * min(geometry.std))
         gap = float(np.abs(ours - theirs).max() / level)
         rows.append(
-            {"family": name, "tokens": allocation.cost, "pil_ms": pil, "ours_ms": own, "ratio": pil / own, "levels": gap}
+            {
+                "family": name,
+                "tokens": allocation.cost,
+                "pil_ms": pil,
+                "ours_ms": own,
+                "ratio": pil / own,
+                "levels": gap,
+            }
         )
     if options.json:
         print(json.dumps({"frames": options.frames, "size": [height, width], "rows": rows}))

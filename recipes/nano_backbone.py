@@ -37,8 +37,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from nano_data import (
-    CONCEPT_COUNTS,
-    NOTHING,
     Batch,
     Group,
     Reading,
@@ -49,50 +47,20 @@ from nano_data import (
     make_batch,
     make_reading,
 )
+from nano_heads import Heads, TokenPlaces
 from nano_model import build_backbone, save_backbone
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader
+from transformers import AutoModel
 
 from allocembed import world
 from allocembed.backbones.base import Backbone, Item, Row
 from allocembed.budget import BASE_FRAMES, CANDIDATES, grids_at, project
 from allocembed.resize import Geometry, normalise, patchify, resize
+from allocembed.world.atlas import WORD_HEIGHT
 
 EVALUATION_SEED = 777_001
-
-
-class Heads(nn.Module):
-    """What training needs beside the model and inference does not: dense labels, concepts, the logit scale."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.attend = nn.Linear(width, len(CONCEPT_COUNTS))
-        # One class more than there are names: nothing to see.
-        self.name = nn.ModuleList(nn.Linear(width, 2 * (count + 1)) for count in CONCEPT_COUNTS)
-        self.concept = nn.Linear(width, sum(CONCEPT_COUNTS))
-        self.concept_scale = nn.Parameter(torch.tensor(2.5))
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(14.0)))
-
-    def dense_loss(self, tokens: torch.Tensor, chunk: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Merged vision tokens (N, width), their chunk (N,), labels (C, 2, 4): mean cross-entropy per kind, summed."""
-        tokens = tokens.float()
-        score = self.attend(tokens)
-        # Softmax within each chunk; scores are bounded, so no maximum need be taken off.
-        weight = (10 * torch.tanh(score / 10)).exp()
-        total = weight.new_zeros(len(labels), weight.shape[1]).index_add(0, chunk, weight)
-        weight = weight / total[chunk]
-        losses = []
-        for kind, (head, count) in enumerate(zip(self.name, CONCEPT_COUNTS, strict=True)):
-            pooled = tokens.new_zeros(len(labels), tokens.shape[1]).index_add(0, chunk, tokens * weight[:, kind, None])
-            logits = head(pooled).view(-1, count + 1)
-            target = labels[:, :, kind].flatten()
-            losses.append(F.cross_entropy(logits, torch.where(target == NOTHING, count, target)))
-        return torch.stack(losses)
-
-    def concept_loss(self, vectors: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        """Unit vectors (N, width) must rank the concepts they hold, (N, V) bool, above all others."""
-        scores = self.concept(vectors * self.concept_scale.exp()).log_softmax(-1)
-        return -((scores * present).sum(-1) / present.sum(-1).clamp(min=1)).mean()
 
 
 class Trainer:
@@ -137,8 +105,8 @@ class Trainer:
         pooled = hidden[torch.arange(len(tokens.last), device=self.device), tokens.last]
         return F.normalize(pooled.float(), dim=-1)
 
-    def embed_videos(self, groups: list[Group], rows: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Vectors of the videos, their merged vision tokens, and the chunk each token belongs to.
+    def embed_videos(self, groups: list[Group], rows: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Vectors of the videos and their merged vision tokens.
 
         The vision tower sees all chunks at once; the language model reads group by group, which saves padding.
         """
@@ -149,25 +117,29 @@ class Trainer:
             self.embed(tokens, slice_features(features, start, end))
             for tokens, start, end in zip(rows, [0, *ends[:-1]], ends, strict=True)
         ]
-        return torch.cat(vectors), features.pooler_output, self._chunk_of(grids)
+        return torch.cat(vectors), features.pooler_output
 
     def reading_losses(self, reading: Reading, heads: Heads) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The dense loss alone, on single chunks."""
-        pixels, grids = self.pixels(reading.groups)
-        tokens = self.backbone.see(pixels, grids).pooler_output
-        dense = heads.dense_loss(tokens, self._chunk_of(grids), reading.chunk_labels.to(self.device))
-        return {"dense": dense.sum()}, dict(zip(("object", "colour", "word", "place"), dense, strict=True))
+        """The dense losses alone, on single chunks."""
+        tokens = self.backbone.see(*self.pixels(reading.groups)).pooler_output
+        return self._dense(heads, tokens, reading)
 
-    def _chunk_of(self, grids: torch.Tensor) -> torch.Tensor:
-        """Which chunk each merged token belongs to."""
-        counts = grids.prod(-1) // self.backbone.geometry.merge**2
-        return torch.repeat_interleave(torch.arange(len(counts), device=self.device), counts)
+    def _dense(self, heads: Heads, tokens: torch.Tensor, batch: Reading | Batch) -> tuple[dict, dict]:
+        """The dense loss of merged tokens as one term, and its parts to watch."""
+        grids = np.concatenate([group.grids.reshape(-1, 2) for group in batch.groups])
+        sides = [np.tile(frame_sides(group), (group.grids[..., 0].size, 1)) for group in batch.groups]
+        arrays = (torch.from_numpy(grids), torch.from_numpy(np.concatenate(sides)).float())
+        places = TokenPlaces.of(*(array.to(self.device) for array in arrays))
+        labels, marks = batch.chunk_labels.to(self.device), batch.chunk_marks.to(self.device)
+        parts = heads.dense_losses(tokens, places, labels, marks)
+        total = sum(parts[name] for name in ("object", "colour", "word", "place", "letter"))
+        return {"dense": total}, {name: parts[name] for name in ("letter", "object@1", "colour@1", "word@1")}
 
     def losses(self, batch: Batch, heads: Heads) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The loss terms of a batch, and accuracies to watch."""
         to = lambda tensor: tensor.to(self.device, non_blocking=True)  # noqa: E731
-        vectors, merged, chunk = self.embed_videos(batch.groups, batch.videos)
-        dense = heads.dense_loss(merged, chunk, to(batch.chunk_labels))
+        vectors, merged = self.embed_videos(batch.groups, batch.videos)
+        dense, watch = self._dense(heads, merged, batch)
         asks = to(batch.asks)
         plain, asked = vectors[~asks], vectors[asks]
         described = self.embed(batch.descriptions)
@@ -178,14 +150,12 @@ class Trainer:
         whole = scale * described @ plain.T
         single = scale * moments @ plain.T
         terms = {
-            "dense": dense.sum(),
+            **dense,
             "concept": heads.concept_loss(vectors, present) + heads.concept_loss(moments, to(batch.moment_concepts)),
             "video": (F.cross_entropy(whole, order) + F.cross_entropy(whole.T, order)) / 2,
             "moment": F.cross_entropy(single, order.repeat_interleave(2)),
         }
-        watch = {
-            "object": dense[0],
-            "word": dense[2],
+        watch |= {
             "video@1": (whole.argmax(1) == order).float().mean(),
             "moment@1": (single.argmax(1) == order.repeat_interleave(2)).float().mean(),
         }
@@ -198,13 +168,19 @@ class Trainer:
         return terms, watch
 
 
+def frame_sides(group: Group) -> tuple[float, float]:
+    """Height and width of a group's frames, in short sides."""
+    height, width = world.PORTRAIT if group.timelines.portrait[0] else world.LANDSCAPE
+    return height / min(height, width), width / min(height, width)
+
+
 def slice_features(features: object, start: int, end: int) -> SimpleNamespace:
     """The merged tokens from `start` to `end` of a vision tower's output."""
     layers = [layer[start:end] for layer in getattr(features, "deepstack_features", None) or ()]
     return SimpleNamespace(pooler_output=features.pooler_output[start:end], deepstack_features=layers)
 
 
-WEIGHTS = {"dense": 0.5, "concept": 0.5, "video": 0.5, "moment": 1.0, "question": 0.5}
+WEIGHTS = {"dense": 0.3, "concept": 0.5, "video": 0.5, "moment": 1.0, "question": 0.5}
 
 
 class MasterAdamW:
@@ -245,11 +221,14 @@ def run_stage(
     """Steps through a stream of batches until the stage's time is up; returns the number of steps."""
     workers = {"num_workers": options.workers, "prefetch_factor": 4 if options.workers else None}
     loader = iter(DataLoader(Stream(make, options.seed), batch_size=None, **workers))
-    started, step, sums = time.monotonic(), 0, {}
+    started, step, waited, sums = time.monotonic(), 0, 0.0, {}
     while (elapsed := time.monotonic() - started) < minutes * 60 and step < options.steps:
         progress = max(elapsed / (minutes * 60), step / options.steps)
         share = min(1, (step + 1) / 150) * (0.5 * (1 + math.cos(math.pi * progress)) * 0.98 + 0.02)
-        terms, watch = losses(next(loader))
+        asked = time.monotonic()
+        batch = next(loader)
+        waited += time.monotonic() - asked
+        terms, watch = losses(batch)
         sum(WEIGHTS[term] * value for term, value in terms.items()).backward()
         optimiser.step(share)
         for key, value in {**terms, **watch}.items():
@@ -258,7 +237,13 @@ def run_stage(
         if step % options.every == 0 or step == options.steps:
             means = {key: round(torch.stack(values).mean().item(), 4) for key, values in sums.items()}
             sums = {}
-            line = {"stage": name, "step": step, "seconds": round(time.monotonic() - started, 1), **means}
+            line = {
+                "stage": name,
+                "step": step,
+                "seconds": round(time.monotonic() - started, 1),
+                "waited": round(waited, 1),
+                **means,
+            }
             with (options.out / "train.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(" ".join(f"{key} {value}" for key, value in line.items()), flush=True)
@@ -278,9 +263,14 @@ def train(options: argparse.Namespace) -> None:
     backbone = build_backbone(options.family, tiny=options.tiny)
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
     print(f"nano-{options.family}: {parameters:,} parameters, {2 * parameters / 1e6:.1f} MB as bf16", flush=True)
-    # fp32 masters are taken before the weights become bf16.
-    heads = Heads(backbone.dim).to(device)
+    atlas = world.load_atlas(str(device))
+    aspects = (atlas.words.amax(dim=1) > 0).sum(dim=1).float() / WORD_HEIGHT
+    heads = Heads(backbone.dim, aspects).to(device)
+    if options.init:
+        backbone.model.load_state_dict(AutoModel.from_pretrained(options.init).state_dict())
+        heads.load_state_dict(load_file(options.init / "heads.safetensors"))
     model = backbone.model.to(device).requires_grad_(True).train()
+    # fp32 masters are taken before the weights become bf16.
     optimisers = [MasterAdamW([*part.parameters(), *heads.parameters()], options.lr) for part in (model.visual, model)]
     if device.type == "cuda":
         model.to(torch.bfloat16)
@@ -288,7 +278,7 @@ def train(options: argparse.Namespace) -> None:
         torch._dynamo.config.recompile_limit = 64
         for layer in (*model.visual.blocks, *model.language_model.layers):
             layer.compile(dynamic=True)
-    trainer = Trainer(backbone, device, world.load_atlas(str(device)))
+    trainer = Trainer(backbone, device, atlas)
     reading = partial(make_reading, backbone, options.chunks)
     batches = partial(make_batch, backbone, options.batch, 0.25)
     first = options.minutes * options.reading_share
@@ -297,10 +287,12 @@ def train(options: argparse.Namespace) -> None:
     rest = options.minutes - (time.monotonic() - started) / 60
     steps += [run_stage("embedding", batches, lambda b: trainer.losses(b, heads), optimisers[1], rest, options)]
     model.eval().requires_grad_(False)
-    results = evaluate(trainer, options.pool)
+    with torch.compiler.set_stance("force_eager"):  # not worth compiling again without gradients
+        results = evaluate(trainer, options.pool)
     for name, row in results.items():
         print(f"{name:22s} " + "  ".join(f"{key} {value:5.1f}" for key, value in row.items()), flush=True)
     summary = {"steps": steps, "minutes": round((time.monotonic() - started) / 60, 2)}
+    save_file(heads.state_dict(), options.out / "heads.safetensors")
     save_backbone(backbone, options.out, {"family": options.family, **summary, "held-out Hit@1": results})
     print(f"{summary} → {options.out}", flush=True)
 
@@ -356,7 +348,7 @@ def _evaluate(trainer: Trainer, kind: str, method: str, pool: int, size: int = 5
 
 
 def _rows(backbone: Backbone, texts: list[str]) -> list[Row]:
-    return [backbone.row(Item(text, instruction=backbone.query_instruction)) for text in texts]
+    return backbone.rows([Item(text, instruction=backbone.query_instruction) for text in texts])
 
 
 def main() -> None:
@@ -372,6 +364,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 2))
     parser.add_argument("--every", type=int, default=100, help="steps between log lines")
     parser.add_argument("--pool", type=int, default=500, help="videos of the closing check")
+    parser.add_argument("--init", type=Path, help="go on from this folder of an earlier run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     parser.add_argument("--profile", type=int, default=0, help="print where the time goes after so many steps")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from allocembed.backbones.base import Backbone, Item, Row, pad_rows
 from allocembed.budget import Grid, grids_at, project
 from allocembed.resize import Patches
 from allocembed.world import vocabulary as vocab
-from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS
+from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS, slots_at
 
 FRAME_COUNTS = {8: 0.25, 16: 0.12, 24: 0.50, 32: 0.08, 48: 0.05}
 NOTHING = -1
+LARGE = replace(world.SHORT, object_size=(0.4, 0.7), word_size=(0.16, 0.26), object_skew=1.0, word_skew=1.0)
 CONCEPTS = (vocab.OBJECTS, vocab.COLOURS, vocab.WORDS, vocab.PLACES)
 CONCEPT_COUNTS = tuple(len(names) for names in CONCEPTS)
 CONCEPT_STARTS = tuple(np.concatenate([[0], np.cumsum(CONCEPT_COUNTS)[:-1]]).tolist())
@@ -63,6 +64,7 @@ class Batch:
     videos: list[Tokens]  # one for every group, whose rows are of similar length
     asks: torch.Tensor  # (B,) bool
     chunk_labels: torch.Tensor  # (chunks, 2 frames, 4 kinds of concept), NOTHING where no event is on screen
+    chunk_marks: torch.Tensor  # (chunks, 2 frames, 6): where object and sign are
     video_concepts: torch.Tensor  # (B, V) bool: concepts on screen, or the answer for a video with a question
     descriptions: Tokens  # one for every video that is not asked about
     moments: Tokens  # two for every video that is not asked about
@@ -92,21 +94,24 @@ class Reading:
 
     groups: list[Group]
     chunk_labels: torch.Tensor  # (chunks, 2 frames, 4 kinds of concept)
+    chunk_marks: torch.Tensor  # (chunks, 2 frames, 6): where object and sign are
 
 
 def make_reading(backbone: Backbone, size: int, seed: list[int]) -> Reading:
     """About `size` chunks in which nearly every frame shows an event, at scales where it may be readable."""
     rng = np.random.default_rng(seed)
-    groups, labels = [], []
-    for number, way in enumerate(("landscape", "portrait")):
-        timelines = world.draw(size // 6, [*seed, number], kind="short", split="train", orientation=way)
+    groups, labels, marks = [], [], []
+    for number, way in enumerate(("landscape", "portrait", "landscape", "portrait")):
+        config = LARGE if number < 2 else None  # large things first catch the eye of an untrained tower
+        timelines = world.draw(size // 12, [*seed, number], "short", "train", orientation=way, config=config)
         fractions = event_fractions(rng, timelines, chunks=3)
         native = backbone.geometry.native(*(world.PORTRAIT if way == "portrait" else world.LANDSCAPE))
         scales = np.exp(rng.uniform(np.log(0.4), np.log(1.6), (len(timelines), 3)))
         grids = grids_at(scales, np.tile([native.rows, native.cols], (len(timelines), 1)))
         groups.append(Group(timelines, fractions, grids))
         labels.append(frame_labels(world.events_at(timelines, fractions), event_facts(timelines)))
-    return Reading(groups, torch.from_numpy(np.concatenate(labels)))
+        marks.append(frame_marks(timelines, fractions))
+    return Reading(groups, torch.from_numpy(np.concatenate(labels)), torch.from_numpy(np.concatenate(marks)))
 
 
 def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks: int) -> np.ndarray:
@@ -165,7 +170,7 @@ def draw_grids(rng: np.random.Generator, videos: int, frames: int, native: Grid)
 
 def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_share: float) -> Batch:
     """Texts, rows and labels for groups of videos."""
-    rows, asks, labels, concepts = [], [], [], []
+    items, asks, labels, marks, concepts = [], [], [], [], []
     descriptions, moments, moment_concepts, options, answers = [], [], [], [], []
     query = backbone.query_instruction
     for group in groups:
@@ -173,7 +178,8 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
         seen = world.events_at(timelines, group.fractions)
         facts = event_facts(timelines)
         labels.append(frame_labels(seen, facts))
-        rows.append([])
+        marks.append(frame_marks(timelines, group.fractions))
+        items.append([])
         for video in range(len(timelines)):
             visible = sorted(set(seen[video].tolist()) - {NOTHING})
             asked = bool(visible) and plain.random() < ask_share
@@ -181,12 +187,12 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
             patches = hollow_patches(backbone, group, video)
             if asked:
                 question = world.question(timelines, video, plain, event=plain.choice(visible))
-                rows[-1].append(backbone.row(Item(question.text, patches)))
+                items[-1].append(Item(question.text, patches))
                 options += question.options
                 answers.append(question.answer)
                 concepts.append(multi_hot([answer_concept(question.options[question.answer])]))
                 continue
-            rows[-1].append(backbone.row(Item(None, patches)))
+            items[-1].append(Item(None, patches))
             concepts.append(multi_hot(facts[video, visible].ravel() if visible else []))
             descriptions.append(world.describe_video(timelines, video, plain))
             for event in plain.choices(visible, k=2) if visible else (0, 0):
@@ -194,14 +200,15 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
                 moment_concepts.append(multi_hot(facts[video, event]))
 
     def text_rows(texts: list[str], instruction_share: float) -> Tokens:
-        items = [Item(text, instruction=query if plain.random() < instruction_share else None) for text in texts]
-        return Tokens.of([backbone.row(item) for item in items])
+        asked = [query if plain.random() < instruction_share else None for _ in texts]
+        return Tokens.of(backbone.rows([Item(text, instruction=how) for text, how in zip(texts, asked, strict=True)]))
 
     return Batch(
         groups=groups,
-        videos=[Tokens.of(group_rows) for group_rows in rows],
+        videos=[Tokens.of(backbone.rows(group_items)) for group_items in items],
         asks=torch.tensor(asks),
         chunk_labels=torch.from_numpy(np.concatenate(labels)),
+        chunk_marks=torch.from_numpy(np.concatenate(marks)),
         video_concepts=torch.from_numpy(np.stack(concepts)),
         descriptions=text_rows(descriptions, 0.7),
         moments=text_rows(moments, 0.7),
@@ -222,6 +229,26 @@ def frame_labels(seen: np.ndarray, facts: np.ndarray) -> np.ndarray:
     shown = np.take_along_axis(facts, np.clip(seen, 0, MAX_EVENTS - 1)[..., None], axis=1)
     shown = np.where((seen >= 0)[..., None], shown - np.array(CONCEPT_STARTS), NOTHING)
     return shown.reshape(-1, 2, len(CONCEPTS)).astype(np.int64)
+
+
+def frame_marks(timelines: world.Timelines, fractions: np.ndarray) -> np.ndarray:
+    """(B · T/2, 2, 6) where things are on each frame: object x, y, half size; word x, y, height, in short sides."""
+    slots = slots_at(timelines, fractions)
+
+    def at(values: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(values, slots, 1)
+
+    start, end = at(timelines.start), at(timelines.end)
+    moved = (fractions - start) / np.maximum(end - start, 1e-9) - 0.5
+    columns = (
+        at(timelines.object_x) + at(timelines.drift_x) * moved,
+        at(timelines.object_y) + at(timelines.drift_y) * moved,
+        at(timelines.object_size) / 2,
+        at(timelines.word_x),
+        at(timelines.word_y),
+        at(timelines.word_size),
+    )
+    return np.stack(columns, -1).reshape(-1, 2, len(columns)).astype(np.float32)
 
 
 def multi_hot(numbers: Sequence[int] | np.ndarray) -> np.ndarray:

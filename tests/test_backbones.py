@@ -41,7 +41,7 @@ def make_patches(backbone, grids: list[tuple[int, int]], seed: int = 0, step: fl
 def ordinary_vector(folder, backbone, item: Item) -> torch.Tensor:
     """The model's own path: one video of T rows, transformers' own attention and (Qwen3-VL) its own positions."""
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    row = backbone.row(item)
+    row = backbone.rows([item])[0]
     ids = torch.tensor(row.ids)[None]
     count, height, width = len(item.patches.grids), *item.patches.grids[0, 1:].tolist()
     extra = {"mm_token_type_ids": (ids == model.config.video_token_id).int() * 2}
@@ -93,15 +93,15 @@ def test_mixed_grids_give_the_same_vector_alone_and_in_a_batch(backbone, batchin
 def test_a_neighbour_in_the_batch_does_not_leak(backbone, batching):
     first, second = mixed_items(backbone)[:2]
     other = Item("system", make_patches(backbone, [(3, 3), (1, 1)], seed=9))
-    before = backbone.forward([backbone.row(second), backbone.row(first)], batching)[1]
-    after = backbone.forward([backbone.row(other), backbone.row(first)], batching)[1]
+    before = backbone.forward(backbone.rows([second, first]), batching)[1]
+    after = backbone.forward(backbone.rows([other, first]), batching)[1]
     assert (before - after).abs().max() < 1e-5
 
 
 def test_packing_without_the_separating_row_would_leak(backbone, monkeypatch):
     from allocembed.backbones import base
 
-    rows = [backbone.row(item) for item in mixed_items(backbone)[:2]]
+    rows = backbone.rows(mixed_items(backbone)[:2])
     right = backbone.forward(rows, "pack")
     honest = base.pack_rows
     monkeypatch.setattr(base, "pack_rows", lambda rows: (lambda i, p, at: (i, p[1:], at))(*honest(rows)))
@@ -115,7 +115,7 @@ def test_batches_split_by_tokens_change_nothing(backbone):
 
 def test_interleaved_positions_are_qwen3s_own(qwen3_folder):
     backbone = load_backbone(qwen3_folder, device="cpu")
-    row = backbone.row(mixed_items(backbone)[0])
+    row = backbone.rows(mixed_items(backbone)[:1])[0]
     ids = torch.tensor(row.ids)[None]
     kinds = (ids == backbone.video_token).int() * 2
     theirs, _ = backbone.model.get_rope_index(ids, mm_token_type_ids=kinds, video_grid_thw=row.patches.grids)
@@ -124,7 +124,7 @@ def test_interleaved_positions_are_qwen3s_own(qwen3_folder):
 
 def test_sequential_positions_count_through_the_video(qwen2_folder):
     backbone = load_backbone(qwen2_folder, device="cpu")
-    row = backbone.row(mixed_items(backbone)[0])
+    row = backbone.rows(mixed_items(backbone)[:1])[0]
     assert backbone.position_rule == "sequential"
     assert np.array_equal(row.positions, np.tile(np.arange(len(row)), (3, 1)))
     assert np.array_equal(RULES["sequential"](row.ids, backbone.video_token, None), row.positions)
@@ -132,7 +132,7 @@ def test_sequential_positions_count_through_the_video(qwen2_folder):
 
 def test_every_chunk_becomes_as_many_tokens_as_it_costs(backbone):
     patches = make_patches(backbone, [(1, 1), (3, 4), (2, 2)])
-    row = backbone.row(Item("x", patches))
+    row = backbone.rows([Item("x", patches)])[0]
     assert np.count_nonzero(row.ids == backbone.video_token) == sum(patches.tokens) == 1 + 12 + 4
 
 
@@ -217,7 +217,7 @@ def test_an_adapter_is_merged_whichever_names_it_was_saved_with(qwen2_folder, tm
         save_file(renamed, tmp_path / "adapter_model.safetensors")
 
     backbone, plain = load_backbone(tmp_path, device="cpu"), load_backbone(qwen2_folder, device="cpu")
-    row = backbone.row(Item("a red car"))
+    row = backbone.rows([Item("a red car")])[0]
     with torch.no_grad():
         hidden = adapted.base_model.model.model(input_ids=torch.tensor(row.ids)[None]).last_hidden_state[:, -1]
     expected = torch.nn.functional.normalize(hidden, dim=-1)

@@ -93,10 +93,15 @@ class Backbone(ABC):
     def layout(self, item: Item) -> str:
         """The string the tokenizer reads, with one `<|video_pad|>` for every chunk."""
 
-    def row(self, item: Item) -> Row:
-        """Tokenises an item; each chunk's placeholder becomes as many tokens as the chunk costs."""
+    def rows(self, items: Sequence[Item]) -> list[Row]:
+        """Tokenises items; each chunk's placeholder becomes as many tokens as the chunk costs."""
+        if not items:
+            return []
         # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
-        ids = np.asarray(self.tokenizer(self.layout(item))["input_ids"])
+        tokenised = self.tokenizer([self.layout(item) for item in items])["input_ids"]
+        return [self._row(item, np.asarray(ids)) for item, ids in zip(items, tokenised, strict=True)]
+
+    def _row(self, item: Item, ids: np.ndarray) -> Row:
         grids = np.empty((0, 2), int) if item.patches is None else item.patches.grids[:, 1:].numpy()
         counts = np.where(ids == self.video_token, 0, 1)
         if np.count_nonzero(counts == 0) != len(grids):
@@ -109,7 +114,7 @@ class Backbone(ABC):
     @torch.inference_mode()
     def embed(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> torch.Tensor:
         """Embeds items as (N, dim) fp32 unit vectors, on the CPU, in the order given."""
-        rows = [self.row(item) for item in items]
+        rows = self.rows(items)
         vectors = torch.empty((len(rows), self.dim))
         for batch in group_rows([len(row) for row in rows], batch_tokens, padded=batching == "pad"):
             vectors[batch] = self.forward([rows[i] for i in batch], batching).cpu()

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
-from transformers.utils.hub import cached_file
 
 from allocembed.backbones.base import Backbone, BackboneError
 from allocembed.backbones.qwen2_vl import Qwen2VLBackbone
@@ -39,6 +41,13 @@ REGISTRY = {
     "qwen3-vl-embedding-8b": Entry("Qwen/Qwen3-VL-Embedding-8B"),
     "vlm2vec-v2-2b": Entry("VLM2Vec/VLM2Vec-V2.0"),
     "vlm2vec-qwen2vl-7b": Entry("TIGER-Lab/VLM2Vec-Qwen2VL-7B"),
+    **{
+        name: Entry(
+            str(ASSETS / name),
+            notice=f"{name} knows only its own toy world (allocembed.world); its vectors of real videos mean nothing.",
+        )
+        for name in ("nano-qwen3", "nano-qwen2")
+    },
 }
 
 
@@ -55,33 +64,58 @@ def load_backbone(
     the vector to its first dimensions (Matryoshka) and normalises again.
     """
     entry = REGISTRY.get(str(name).lower(), Entry(str(name)))
+    if Path(entry.source).is_relative_to(ASSETS) and not Path(entry.source).is_dir():
+        raise BackboneError(
+            f"{name} is missing from this installation ({entry.source}): install allocembed again, or make the model "
+            "with recipes/nano_backbone.py and give its folder with --backbone"
+        )
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
+    folder = base = find_folder(entry.source, str(name))
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        base = find_folder(json.loads(adapter.read_text())["base_model_name_or_path"], str(name))
     transformers_logging.disable_progress_bar()
-    adapter = _find(entry.source, "adapter_config.json")
-    weights = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter else entry.source
     try:
-        config = AutoConfig.from_pretrained(weights)
+        config = AutoConfig.from_pretrained(base)
         if config.model_type not in FAMILIES:
             raise BackboneError(
-                f"{weights} is a {config.model_type} model; AllocEmbed reads {' and '.join(FAMILIES)} models: "
+                f"{base} is a {config.model_type} model; AllocEmbed reads {' and '.join(FAMILIES)} models: "
                 f"{', '.join(REGISTRY)}, or a folder or hub id of that kind"
             )
-        model = _load_model(weights, dtype)
-        tokenizer = AutoTokenizer.from_pretrained(weights)
+        model = _load_model(base, dtype)
+        tokenizer = AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError) as error:
-        raise BackboneError(_cannot_have(str(name), weights, error)) from error
-    if adapter:
-        model = _merge_adapter(model, entry.source)
+        raise BackboneError(_cannot_have(str(name), str(base), error)) from error
+    if base != folder:
+        model = _merge_adapter(model, folder)
     family = FAMILIES[config.model_type]
-    return family(
-        model.to(device),
-        tokenizer,
-        _geometry(weights, model, family.default_geometry),
-        name=str(name),
-        dim=dim,
-        notice=entry.notice,
-    )
+    geometry = _geometry(base, model, family.default_geometry)
+    return family(model.to(device), tokenizer, geometry, name=str(name), dim=dim, notice=entry.notice)
+
+
+def find_folder(source: str, name: str) -> Path:
+    """The local folder of a model: itself, the hub cache's copy, or a fresh download.
+
+    A model in the cache is used as it is, without asking the network. Where there is no network, that is said at once:
+    the hub client alone would retry every file for half a minute.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        validate_repo_id(source)
+        cached = Path(snapshot_download(source, local_files_only=True))
+        if any(cached.glob("*.safetensors")) or any(cached.glob("*.bin")):
+            return cached
+    except LocalEntryNotFoundError:
+        pass
+    except HFValidationError as error:
+        raise BackboneError(_cannot_have(name, source, ValueError(f"there is no folder {source}"))) from error
+    try:
+        HfApi().model_info(source, timeout=10)
+        return Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", "*.jinja", "*.safetensors", "*.bin"]))
+    except Exception as error:  # whatever the hub client and its HTTP library of the day raise
+        raise BackboneError(_cannot_have(name, source, error)) from error
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -109,41 +143,23 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     return named[dtype]
 
 
-def _load_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    model, report = AutoModel.from_pretrained(source, dtype=dtype, output_loading_info=True)
+def _load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    model, report = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(
-            f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}: "
+            f"{folder} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}: "
             "the download is incomplete, or this is another model"
         )
     return model
 
 
-def _find(source: str, filename: str) -> Path | None:
-    """A file of a local folder or a hub repository, or None where it isn't there."""
-    if Path(source).is_dir():
-        path = Path(source) / filename
-        return path if path.is_file() else None
-    try:
-        found = cached_file(
-            source,
-            filename,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            _raise_exceptions_for_gated_repo=False,
-        )
-    except (OSError, ValueError):
-        return None
-    return Path(found) if found else None
-
-
-def _merge_adapter(model: PreTrainedModel, source: str) -> PreTrainedModel:
+def _merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Merges a PEFT adapter, whichever generation of module names it was saved with."""
     try:
         from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
         from peft.utils import load_peft_weights
     except ImportError as error:
-        raise BackboneError(f"{source} is a PEFT adapter: pip install 'allocembed[peft]'") from error
+        raise BackboneError(f"{folder} is a PEFT adapter: pip install 'allocembed[peft]'") from error
     # Adapters from before transformers 4.52 were saved on the model with its head, under the old module names.
     renamed = {
         re.sub(
@@ -151,23 +167,23 @@ def _merge_adapter(model: PreTrainedModel, source: str) -> PreTrainedModel:
             "base_model.model.language_model.",
             re.sub(r"^base_model\.model\.model\.(?=visual|language_model)", "base_model.model.", key),
         ): tensor
-        for key, tensor in load_peft_weights(source, device="cpu").items()
+        for key, tensor in load_peft_weights(str(folder), device="cpu").items()
     }
-    peft_model = get_peft_model(model, PeftConfig.from_pretrained(source))
+    peft_model = get_peft_model(model, PeftConfig.from_pretrained(folder))
     result = set_peft_model_state_dict(peft_model, renamed)
     unfilled = [key for key in result.missing_keys if "lora_" in key]
     if result.unexpected_keys or unfilled:
         stray = (list(result.unexpected_keys) + unfilled)[0]
-        raise BackboneError(f"the adapter {source} does not fit its base model: {stray} has no counterpart")
+        raise BackboneError(f"the adapter {folder} does not fit its base model: {stray} has no counterpart")
     return peft_model.merge_and_unload()
 
 
-def _geometry(source: str, model: PreTrainedModel, default: Geometry) -> Geometry:
+def _geometry(folder: Path, model: PreTrainedModel, default: Geometry) -> Geometry:
     """The family's geometry, with the checkpoint's patch size, statistics and (only tighter) pixel limits."""
     vision = model.config.vision_config
     geometry = replace(default, patch=vision.patch_size, merge=vision.spatial_merge_size)
-    path = _find(source, "preprocessor_config.json")
-    if path is None:
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
         return geometry
     stated = json.loads(path.read_text())
     size = stated.get("size") or {}
@@ -187,7 +203,7 @@ def _cannot_have(name: str, source: str, error: Exception) -> str:
     return (
         f"the backbone {name!r} can't be had ({cause}). Give one of:\n"
         f"  --backbone /path/to/folder   a local copy of {source}\n"
-        f"  huggingface-cli download {source}   fills the hub cache, where the network allows it\n"
+        f"  hf download {source}   where the network allows it; fills the hub cache\n"
         f"  --backbone nano-qwen3        a bundled toy-world model, to try things out\n"
         f"known names: {', '.join(REGISTRY)}"
     )

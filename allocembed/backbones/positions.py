@@ -21,22 +21,23 @@ def sequential(ids: np.ndarray, video_token: int, grids: np.ndarray) -> np.ndarr
 
 
 def interleaved(ids: np.ndarray, video_token: int, grids: np.ndarray) -> np.ndarray:
-    """(S,) ids and (C, 2) merged grids, in the order of the runs of video tokens, to (3, S) positions.
+    """(S,) ids and (C, 2) merged grids, in the order of the video tokens, to (3, S) positions.
 
     >>> interleaved(np.array([5, 9, 9, 9, 9, 6]), 9, np.array([[2, 2]])).tolist()
     [[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]]
     """
-    pieces, here, position = [], 0, 0
-    starts = np.flatnonzero((ids == video_token) & (np.concatenate([[-1], ids[:-1]]) != video_token))
-    for start, (rows, cols) in zip(starts, grids, strict=True):
-        text = np.arange(start - here) + position
-        position += len(text)
-        row, col = np.divmod(np.arange(rows * cols), cols)
-        pieces += [np.stack([text] * 3), np.stack([np.zeros_like(row), row, col]) + position]
-        here = start + rows * cols
-        position += max(rows, cols)
-    pieces.append(np.stack([np.arange(len(ids) - here) + position] * 3))
-    return np.concatenate(pieces, 1)
+    visual = ids == video_token
+    chunk = np.repeat(np.arange(len(grids)), grids.prod(-1))
+    # A chunk moves the count on by its longer side; text moves it on by one.
+    moved = np.concatenate([[0], np.cumsum(grids.max(-1, initial=0))])
+    done = np.searchsorted(np.cumsum(grids.prod(-1)), np.cumsum(visual), side="right")
+    done[visual] = chunk
+    start = np.cumsum(~visual) - ~visual + moved[done]
+    inside = np.arange(len(chunk)) - np.concatenate([[0], np.cumsum(grids.prod(-1))])[chunk]
+    positions = np.tile(start, (3, 1))
+    positions[1, visual] += inside // grids[chunk, 1]
+    positions[2, visual] += inside % grids[chunk, 1]
+    return positions
 
 
 RULES = {"sequential": sequential, "interleaved": interleaved}

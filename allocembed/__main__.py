@@ -1,0 +1,6 @@
+"""`python -m allocembed` is the command line."""
+
+from allocembed.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What the commands share: option types with one wording each, the console for messages, the progress bar."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+stderr = Console(stderr=True, highlight=False)
+
+
+class Seek(StrEnum):
+    """How frames are found in a file."""
+
+    exact = "exact"
+    keyframe = "keyframe"
+
+
+class Method(StrEnum):
+    """The six ways to spend a budget."""
+
+    base = "base"
+    full = "full"
+    uniform = "uniform"
+    content = "content"
+    select = "select"
+    learned = "learned"
+
+
+BackboneOption = Annotated[
+    str, typer.Option("--backbone", "-b", help="Short name, hub id or local folder of the embedding model.")
+]
+AllocatorOption = Annotated[Method, typer.Option("--allocator", "-a", help="How the budget is spent over the frames.")]
+BudgetOption = Annotated[
+    str,
+    typer.Option(help="At most so many visual tokens a video: 8f for 8 native frames' worth, or a number."),
+]
+CandidatesOption = Annotated[int, typer.Option(min=1, help="Frames sampled from the video before allocation.")]
+RangeOption = Annotated[str, typer.Option("--range", help="Smallest and largest scale of a frame.")]
+SeekOption = Annotated[
+    Seek,
+    typer.Option(help="exact: the very frames; keyframe: the nearest keyframe where it is near, much faster."),
+]
+TextOption = Annotated[str | None, typer.Option(help="Task text or question that goes with the video.")]
+InstructionOption = Annotated[str | None, typer.Option(help="Instruction to the model; its own default if not given.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
+DtypeOption = Annotated[
+    str, typer.Option(help="auto (bfloat16 on CUDA, float32 on a CPU), float32, bfloat16, float16.")
+]
+DimOption = Annotated[int | None, typer.Option(help="Keep only the first dimensions of the vector (Matryoshka).")]
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """Reads the two numbers of --range."""
+    from allocembed.budget import BudgetError, check_range
+
+    try:
+        return check_range(tuple(float(bound) for bound in text.split(",")))
+    except (ValueError, TypeError) as error:
+        reason = str(error) if isinstance(error, BudgetError) else "write two numbers, as in --range 0.2,1.8"
+        raise typer.BadParameter(reason, param_hint="--range") from error
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr with the time left, gone when the work is done; its tasks have a field `spent`."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[spent]}"),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
+    )
