@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from allocembed import world
 from allocembed.backbones.base import Backbone, Item, Row, pad_rows
-from allocembed.budget import Grid, grids_at, project
+from allocembed.budget import grids_at, project
 from allocembed.resize import Patches
 from allocembed.world import vocabulary as vocab
 from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS, slots_at
@@ -67,8 +67,7 @@ class Batch:
     chunk_marks: torch.Tensor  # (chunks, 2 frames, 6): where object and sign are
     video_concepts: torch.Tensor  # (B, V) bool: concepts on screen, or the answer for a video with a question
     descriptions: Tokens  # one for every video that is not asked about
-    moments: Tokens  # two for every video that is not asked about
-    options: Tokens  # four for every video that is asked about
+    phrases: Tokens  # two moments for every video that is not asked about, then four options for every other
     answers: torch.Tensor  # (A,) index of the right option
     moment_concepts: torch.Tensor  # (2 R, V) bool
 
@@ -98,20 +97,32 @@ class Reading:
 
 
 def make_reading(backbone: Backbone, size: int, seed: list[int]) -> Reading:
-    """About `size` chunks in which nearly every frame shows an event, at scales where it may be readable."""
+    """About `size` chunks in which nearly every frame shows an event, at scales where it may be readable.
+
+    Half the videos show things larger than the world does: they are what an untrained tower learns from first.
+    """
     rng = np.random.default_rng(seed)
     groups, labels, marks = [], [], []
-    for number, way in enumerate(("landscape", "portrait", "landscape", "portrait")):
-        config = LARGE if number < 2 else None  # large things first catch the eye of an untrained tower
-        timelines = world.draw(size // 12, [*seed, number], "short", "train", orientation=way, config=config)
+    for number, way in enumerate(("landscape", "portrait")):
+        draws = [
+            world.draw(size // 12, [*seed, number, i], "short", "train", orientation=way, config=config)
+            for i, config in enumerate((LARGE, None))
+        ]
+        timelines = world.concat(draws)
         fractions = event_fractions(rng, timelines, chunks=3)
-        native = backbone.geometry.native(*(world.PORTRAIT if way == "portrait" else world.LANDSCAPE))
-        scales = np.exp(rng.uniform(np.log(0.4), np.log(1.6), (len(timelines), 3)))
-        grids = grids_at(scales, np.tile([native.rows, native.cols], (len(timelines), 1)))
-        groups.append(Group(timelines, fractions, grids))
+        # A few sizes a step: every further one costs the trainer a dozen kernel launches.
+        sizes = np.exp(rng.uniform(np.log(0.45), np.log(1.6), 4))
+        scales = rng.choice(sizes, (len(timelines), 3))
+        groups.append(Group(timelines, fractions, grids_at(scales, native_sides(backbone, way, len(timelines)))))
         labels.append(frame_labels(world.events_at(timelines, fractions), event_facts(timelines)))
         marks.append(frame_marks(timelines, fractions))
     return Reading(groups, torch.from_numpy(np.concatenate(labels)), torch.from_numpy(np.concatenate(marks)))
+
+
+def native_sides(backbone: Backbone, way: str, count: int) -> np.ndarray:
+    """(count, 2) rows and cols of the native grid of world videos."""
+    native = backbone.geometry.native(*(world.PORTRAIT if way == "portrait" else world.LANDSCAPE))
+    return np.tile([native.rows, native.cols], (count, 1))
 
 
 def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks: int) -> np.ndarray:
@@ -129,15 +140,17 @@ def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks
 
 
 def make_batch(backbone: Backbone, size: int, ask_share: float, seed: list[int]) -> Batch:
-    """Four groups (short and long, landscape and portrait), each with its own frame count."""
+    """Landscape and portrait videos, each half short and half long, in two groups with their own frame counts."""
     rng = np.random.default_rng(seed)
     plain = random.Random(int(rng.integers(2**62)))
-    groups, kinds = [], [(kind, way) for kind in ("short", "long") for way in ("landscape", "portrait")]
-    for number, (kind, way) in enumerate(kinds):
-        timelines = world.draw(size // len(kinds), [*seed, number], kind=kind, split="train", orientation=way)
+    groups = []
+    for number, way in enumerate(("landscape", "portrait")):
+        kinds = ("short", "long")
+        draws = [world.draw(size // 4, [*seed, number], kind, "train", orientation=way) for kind in kinds]
+        timelines = world.concat(draws)
         frames = int(rng.choice(list(FRAME_COUNTS), p=list(FRAME_COUNTS.values())))
-        native = backbone.geometry.native(*(world.PORTRAIT if way == "portrait" else world.LANDSCAPE))
-        groups.append(Group(timelines, frame_fractions(frames), draw_grids(rng, len(timelines), frames, native)))
+        sides = native_sides(backbone, way, len(timelines))
+        groups.append(Group(timelines, frame_fractions(frames), draw_grids(rng, sides, frames)))
     return assemble(backbone, groups, plain, ask_share)
 
 
@@ -146,26 +159,19 @@ def frame_fractions(count: int) -> np.ndarray:
     return np.linspace(0, NOMINAL_FRAMES - 1, count, dtype=int) / (NOMINAL_FRAMES - 1)
 
 
-def draw_grids(rng: np.random.Generator, videos: int, frames: int, native: Grid) -> np.ndarray:
+def draw_grids(rng: np.random.Generator, sides: np.ndarray, frames: int) -> np.ndarray:
     """Random resolutions, so that resolution is native to the model: all alike, or each chunk its own.
 
-    Every video draws its own budget; half of the mixed ones favour a few chunks strongly, as an allocator will.
+    Every video draws its own budget; mixed ones favour a few chunks more or less strongly, as an allocator will.
     """
-    chunks = frames // 2
-    if frames == 8 and rng.random() < 0.7:
-        scales = np.ones((videos, chunks))
-    else:
-        even = np.repeat(rng.uniform(0.3, 1.1, (videos, 1)), chunks, 1)
-        mixed = np.exp(rng.normal(0, rng.uniform(0.2, 0.9, (videos, 1)), (videos, chunks)))
-        scales = np.where(rng.random((videos, 1)) < 0.3, even, mixed)
-        budget = native.tokens * rng.uniform(2.5, 5.5, videos)
-        if frames == 24 and rng.random() < 0.25:
-            scales, budget = np.ones((videos, chunks)), np.full(videos, native.tokens * chunks)
-        sides = np.array([native.rows, native.cols])
-        smallest = int(grids_at(np.array([0.2]), sides).prod()) * chunks
-        scales, grids = project(scales, np.tile(sides, (videos, 1)), np.maximum(budget, smallest).astype(int))
-        return grids
-    return grids_at(scales, np.tile([native.rows, native.cols], (videos, 1)))
+    videos, chunks, tokens = len(sides), frames // 2, int(sides[0].prod())
+    native = np.ones((videos, chunks))
+    if (frames == 8 and rng.random() < 0.7) or (frames == 24 and rng.random() < 0.2):
+        return grids_at(native, sides)
+    mixed = np.exp(rng.normal(0, rng.uniform(0.2, 0.9, (videos, 1)), (videos, chunks)))
+    scales = np.where(rng.random((videos, 1)) < 0.3, native, mixed)
+    smallest = int(grids_at(np.array([0.2]), sides[:1]).prod()) * chunks
+    return project(scales, sides, np.maximum(tokens * rng.uniform(2.5, 5.5, videos), smallest).astype(int))[1]
 
 
 def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_share: float) -> Batch:
@@ -199,9 +205,10 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
                 moments.append(world.describe_moment(timelines, video, event, plain))
                 moment_concepts.append(multi_hot(facts[video, event]))
 
-    def text_rows(texts: list[str], instruction_share: float) -> Tokens:
-        asked = [query if plain.random() < instruction_share else None for _ in texts]
-        return Tokens.of(backbone.rows([Item(text, instruction=how) for text, how in zip(texts, asked, strict=True)]))
+    def queries(texts: list[str]) -> list[Item]:
+        return [Item(text, instruction=query if plain.random() < 0.7 else None) for text in texts]
+
+    phrases = [*queries(moments), *(Item(option) for option in options)]
 
     return Batch(
         groups=groups,
@@ -210,9 +217,8 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
         chunk_labels=torch.from_numpy(np.concatenate(labels)),
         chunk_marks=torch.from_numpy(np.concatenate(marks)),
         video_concepts=torch.from_numpy(np.stack(concepts)),
-        descriptions=text_rows(descriptions, 0.7),
-        moments=text_rows(moments, 0.7),
-        options=text_rows(options or ["red"], 0.0),
+        descriptions=Tokens.of(backbone.rows(queries(descriptions))),
+        phrases=Tokens.of(backbone.rows(phrases)),
         answers=torch.tensor(answers, dtype=torch.long),
         moment_concepts=torch.from_numpy(np.stack(moment_concepts)),
     )

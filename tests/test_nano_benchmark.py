@@ -12,12 +12,11 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from allocembed import AllocEmbed, Embedding, load_backbone, world
+from allocembed import AllocEmbed, Embedding, demo, load_backbone, world
 from allocembed.allocators import METHODS
 from allocembed.benchmarks import nano
 from allocembed.benchmarks.sweep import FRAME_COUNTS
 from allocembed.cli import app
-from allocembed.demo import run_demo
 from allocembed.eval_cli import ALL_SUBSETS
 from allocembed.video import sample
 from allocembed.world import vocabulary as vocab
@@ -210,6 +209,12 @@ def test_the_question_reaches_model_and_allocator(backbone):
     assert seen == [*asked, None, None]
 
 
+def test_methods_of_one_name_are_not_mixed_up(backbone):
+    for methods in ([], ["base", "base"]):
+        with pytest.raises(ValueError, match="each once"):
+            nano.evaluate(backbone, methods)
+
+
 def test_progress_counts_every_video_of_every_method(backbone):
     seen = []
     nano.evaluate(
@@ -292,13 +297,18 @@ def test_the_sweep_writes_its_plot_and_table(folder, tmp_path):
     assert (tmp_path / "sweep_frames.md").read_text().count("|") == 6 * 7
 
 
-def test_the_demo_runs_from_nothing_and_again_from_what_is_there(folder, tmp_path):
-    def demo() -> tuple[str, list]:
+@pytest.fixture
+def small_films(monkeypatch):
+    monkeypatch.setattr(demo, "SIZE", (72, 96))
+
+
+def test_the_demo_runs_from_nothing_and_again_from_what_is_there(folder, small_films, tmp_path):
+    def show() -> tuple[str, list]:
         console = Console(file=io.StringIO(), width=100)
-        answers = run_demo(tmp_path, str(folder), videos=3, sample=2, device="cpu", console=console)
+        answers = demo.run_demo(tmp_path, str(folder), videos=3, sample=2, device="cpu", console=console)
         return console.file.getvalue(), answers
 
-    said, answers = demo()
+    said, answers = show()
     films = sorted((tmp_path / "videos").glob("*.mp4"))
     assert len(films) == 3 and len(answers) == 3
     assert all(len(answer.found) == 3 for answer in answers)
@@ -307,11 +317,21 @@ def test_the_demo_runs_from_nothing_and_again_from_what_is_there(folder, tmp_pat
     assert "NanoRet" in said and "allocembed embed" in said and str(tmp_path / "videos")[:20] in said
 
     written = [film.stat().st_mtime_ns for film in films]
-    again, same = demo()
+    again, same = show()
     assert [film.stat().st_mtime_ns for film in films] == written and "3 of them from last time" in again
     assert [answer.found for answer in same] == [answer.found for answer in answers]
 
-    films[1].unlink()
-    (tmp_path / "videos" / "made-by.txt").write_text("another version")
-    assert "from last time" not in demo()[0]
-    assert all(film.stat().st_mtime_ns > before for film, before in zip(films, written, strict=True))
+
+def test_the_demo_writes_only_the_videos_it_lacks(small_films, tmp_path):
+    timelines = world.draw(2, seed=0, orientation="mixed")
+    counts = []
+
+    def written() -> int:
+        return demo.make_videos(timelines, tmp_path, lambda *count: counts.append(count))[1]
+
+    assert (written(), written()) == (2, 0) and counts == [(1, 2), (2, 2)]
+    (tmp_path / "toy-02.mp4").unlink()
+    assert written() == 1
+    (tmp_path / demo.STAMP).write_text("another version")
+    assert written() == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [demo.STAMP, "toy-01.mp4", "toy-02.mp4"]

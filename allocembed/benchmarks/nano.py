@@ -95,6 +95,8 @@ def evaluate(
     home = at_home(backbone)
     embedders = [AllocEmbed(home, method, **settings) for method in methods]
     named = {embedder.allocator.name: embedder for embedder in embedders}
+    if not named or len(named) < len(embedders):
+        raise ValueError("give at least one method, and each once; evaluate_embedders takes labels for equal names")
     return evaluate_embedders(named, subsets=subsets, limit=limit, seed=seed, progress=progress)
 
 
