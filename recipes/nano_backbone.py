@@ -15,8 +15,8 @@ tokenizer, preprocessor settings, card) and a log. What makes it learn, in this 
 - **resolution as data**: random frame counts, budgets and per-chunk scales in every batch.
 
 Matrices are trained with Muon: with AdamW alone the tower named 12 % of objects after 600 steps of 3,072 chunks, with
-Muon 93 % after 1,250 steps of 960. Weights are bf16 with fp32 masters, layers are compiled (eager elementwise kernels took four fifths of a step), and
-cuDNN attention is off: it rebuilds its plan for every new shape.
+Muon 93 % after 1,250 steps of 960. Weights are bf16 with fp32 masters, layers are compiled (eager elementwise kernels
+took four fifths of a step), and cuDNN attention is off: it rebuilds its plan for every new shape.
 """
 
 from __future__ import annotations
