@@ -63,7 +63,7 @@ def frame_scores(frames: np.ndarray) -> np.ndarray:
     grey = previews(frames)
     parts = [_relative(part) for part in (_sharpness(grey), _change(grey), _text_likeness(grey))]
     lively = (grey.flatten(1).std(1) / 0.1).clamp(max=1)
-    return (torch.stack(parts).mean(0) * lively).clamp(min=FLOOR).numpy().astype(np.float64)
+    return np.maximum((torch.stack(parts).mean(0) * lively).numpy().astype(np.float64), FLOOR)
 
 
 def _relative(values: torch.Tensor) -> torch.Tensor:
