@@ -50,6 +50,7 @@ from nano_data import (
 )
 from nano_heads import Heads, TokenPlaces
 from nano_model import build_backbone, save_backbone
+from nano_muon import Muon
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader
@@ -130,7 +131,7 @@ class Trainer:
         grids = np.concatenate([group.grids.reshape(-1, 2) for group in batch.groups])
         sides = [np.tile(frame_sides(group), (group.grids[..., 0].size, 1)) for group in batch.groups]
         arrays = (torch.from_numpy(grids), torch.from_numpy(np.concatenate(sides)).float())
-        places = TokenPlaces.of(*(array.to(self.device) for array in arrays))
+        places = TokenPlaces.of(*(array.to(self.device) for array in arrays), total=len(tokens))
         labels, marks = batch.chunk_labels.to(self.device), batch.chunk_marks.to(self.device)
         parts = heads.dense_losses(tokens, places, labels, marks)
         total = sum(parts[name] for name in ("object", "colour", "word", "place", "letter"))
@@ -192,9 +193,10 @@ class Optimiser:
         inner = [weight.ndim == 2 and (".blocks." in name or ".layers." in name) for name, weight in weights.items()]
         matrices = [master for master, is_inner in zip(self.masters, inner, strict=True) if is_inner]
         others = [master for master, is_inner in zip(self.masters, inner, strict=True) if not is_inner]
+        fused = others[0].is_cuda
         self.parts = [
-            torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=rate, weight_decay=0.05, betas=(0.9, 0.98), fused=others[0].is_cuda),
+            Muon(matrices, rate, weight_decay=0.05),
+            torch.optim.AdamW(others, lr=rate, weight_decay=0.05, betas=(0.9, 0.98), fused=fused),
         ]
 
     def refresh(self) -> None:

@@ -20,7 +20,7 @@ from allocembed.world.timeline import PLATE_HEIGHT
 
 OBJECT, COLOUR, WORD, PLACE = range(4)
 LETTERS, LONGEST = 26, max(len(word) for word in vocab.WORDS)
-BACKGROUND_SHARE = 0.04  # tokens on nothing that must say so
+LOOKED_AT = 12_288  # tokens of a batch that must name things, those on nothing among them
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +32,10 @@ class TokenPlaces:
     half: torch.Tensor
 
     @classmethod
-    def of(cls, grids: torch.Tensor, sides: torch.Tensor) -> TokenPlaces:
-        """For chunks with merged grids (C, 2) rows and cols, of frames with `sides` (C, 2) height and width."""
+    def of(cls, grids: torch.Tensor, sides: torch.Tensor, total: int) -> TokenPlaces:
+        """For chunks with merged grids (C, 2) rows and cols, `total` tokens, of frames with `sides` (C, 2)."""
         counts = grids.prod(-1)
-        chunk = torch.repeat_interleave(torch.arange(len(grids), device=grids.device), counts)
+        chunk = torch.repeat_interleave(torch.arange(len(grids), device=grids.device), counts, output_size=total)
         inside = torch.arange(len(chunk), device=grids.device) - (counts.cumsum(0) - counts)[chunk]
         cols = grids[chunk, 1]
         index = torch.stack([inside // cols, inside % cols], -1)
@@ -63,52 +63,55 @@ class Heads(nn.Module):
     ) -> dict[str, torch.Tensor]:
         """Tokens (N, width), labels (C, 2, 4), marks (C, 2, 6) to losses, and to the accuracy on objects and words.
 
-        Marks are x, y and half the size of the object, then x, y and height of the word, in short sides.
+        Marks are x, y and half the size of the object, then x, y and height of the word, in short sides. A fixed number
+        of tokens is looked at, those on things first, so that nothing waits for the device to count them.
         """
-        tokens = tokens.float()
-        sums: dict[str, list[torch.Tensor]] = {}
-        for slot in range(2):
-            label, mark = labels[places.chunk, slot], marks[places.chunk, slot]
-            offset = (places.centre.flip(-1)[:, None] - torch.stack([mark[:, :2], mark[:, 3:5]], 1)).abs()
-            half = places.half.flip(-1)
-            word = label[:, WORD].clamp(min=0)
-            sign = torch.stack([self.aspects[word] * mark[:, 5], PLATE_HEIGHT * mark[:, 5]], -1) / 2
-            shown = label[:, OBJECT] >= 0
-            on_object = shown & (offset[:, 0] < mark[:, 2:3] + 0.3 * half).all(-1)
-            on_sign = shown & (offset[:, 1] < sign + 0.3 * half).all(-1)
-            off = ~(on_object | on_sign) & (torch.rand(len(shown), device=shown.device) < BACKGROUND_SHARE)
-            for name, kind, where in (
-                ("object", OBJECT, on_object),
-                ("colour", COLOUR, on_object),
-                ("word", WORD, on_sign),
-            ):
-                count = CONCEPT_COUNTS[kind]
-                chosen = (where | off).nonzero()[:, 0]
-                target = torch.where(where[chosen], label[chosen, kind], count)
-                logits = self.names[kind](tokens[chosen]).view(-1, 2, count + 1)[:, slot]
-                loss = F.cross_entropy(logits, target, reduction="none")
-                hit = where[chosen]
-                sums.setdefault(name, []).append(_mean(loss, hit) + 0.2 * _mean(loss, ~hit))
-                sums.setdefault(f"{name}@1", []).append(_mean((logits.argmax(-1) == target).float(), hit))
-            seen = (shown & (torch.rand(len(shown), device=shown.device) < 0.2)).nonzero()[:, 0]
-            place = self.names[PLACE](tokens[seen]).view(-1, 2, CONCEPT_COUNTS[PLACE] + 1)[:, slot]
-            sums.setdefault("place", []).append(F.cross_entropy(place, label[seen, PLACE]))
-            sums.setdefault("letter", []).append(self._letter_loss(tokens, places, word, mark, on_sign, slot))
-        return {name: torch.stack(values).mean() for name, values in sums.items()}
+        label, mark = labels[places.chunk], marks[places.chunk]  # (N, 2, …)
+        centre, half = places.centre.flip(-1)[:, None], places.half.flip(-1)[:, None]
+        word = label[..., WORD].clamp(min=0)
+        sign = torch.stack([self.aspects[word] * mark[..., 5], PLATE_HEIGHT * mark[..., 5]], -1) / 2
+        shown = label[..., OBJECT] >= 0
+        on_object = shown & ((centre - mark[..., :2]).abs() < mark[..., 2:3] + 0.3 * half).all(-1)
+        on_sign = shown & ((centre - mark[..., 3:5]).abs() < sign + 0.3 * half).all(-1)
+        urgency = (on_object | on_sign).any(-1) + torch.rand(len(tokens), device=tokens.device)
+        chosen = urgency.topk(min(LOOKED_AT, len(tokens)), sorted=False).indices
+        seen = tokens[chosen].float()
+        label, mark, word = label[chosen], mark[chosen], word[chosen]
+        shown, on_object, on_sign = shown[chosen], on_object[chosen], on_sign[chosen]
 
-    def _letter_loss(self, tokens, places, word, mark, on_sign, slot: int) -> torch.Tensor:
+        results = {}
+        for name, kind, where in (
+            ("object", OBJECT, on_object),
+            ("colour", COLOUR, on_object),
+            ("word", WORD, on_sign),
+        ):
+            count = CONCEPT_COUNTS[kind]
+            logits = self.names[kind](seen).view(-1, 2, count + 1)
+            target = torch.where(where, label[..., kind], count)
+            loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(where.shape)
+            results[name] = _mean(loss, where) + 0.2 * _mean(loss, ~where)
+            results[f"{name}@1"] = _mean((logits.argmax(-1) == target).float(), where)
+        place = self.names[PLACE](seen).view(-1, 2, CONCEPT_COUNTS[PLACE] + 1)
+        loss = F.cross_entropy(place.flatten(0, 1), label[..., PLACE].clamp(min=0).flatten(), reduction="none")
+        results["place"] = _mean(loss.view(shown.shape), shown)
+        results["letter"] = self._letter_loss(
+            seen, places.centre[chosen, 1], places.half[chosen, 1], word, mark, on_sign
+        )
+        return results
+
+    def _letter_loss(self, seen, x, half, word, mark, on_sign) -> torch.Tensor:
         """Which letters overlap each token on a sign, taking all letters of a word to be equally wide."""
-        chosen = on_sign.nonzero()[:, 0]
-        spelled = self.spelled[word[chosen]]
-        wide = self.aspects[word[chosen]] * mark[chosen, 5]
+        spelled = self.spelled[word]  # (K, 2, LONGEST)
+        wide = self.aspects[word] * mark[..., 5]
         letter = wide / (spelled >= 0).sum(-1)
-        order = torch.arange(LONGEST, device=tokens.device)
-        centre = (mark[chosen, 3] - wide / 2)[:, None] + (order + 0.5) * letter[:, None]
-        near = (centre - places.centre[chosen, 1:2]).abs() < places.half[chosen, 1:2] + 0.2 * letter[:, None]
-        target = torch.zeros(len(chosen), LETTERS + 1, device=tokens.device)
-        target.scatter_(1, torch.where(near & (spelled >= 0), spelled, LETTERS), 1.0)
-        logits = self.letters(tokens[chosen]).view(-1, 2, LETTERS)[:, slot]
-        return F.binary_cross_entropy_with_logits(logits, target[:, :LETTERS]) * 10
+        order = torch.arange(LONGEST, device=seen.device) + 0.5
+        centre = (mark[..., 3] - wide / 2)[..., None] + order * letter[..., None]
+        near = (centre - x[:, None, None]).abs() < half[:, None, None] + 0.2 * letter[..., None]
+        target = torch.zeros(*word.shape, LETTERS + 1, device=seen.device)
+        target.scatter_(-1, torch.where(near & (spelled >= 0), spelled, LETTERS), 1.0)
+        logits = self.letters(seen).view(-1, 2, LETTERS)
+        loss = F.binary_cross_entropy_with_logits(logits, target[..., :LETTERS], reduction="none").mean(-1)
+        return 10 * _mean(loss, on_sign)
 
     def concept_loss(self, vectors: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         """Unit vectors (N, width) must rank the concepts they hold, (N, V) bool, above all others."""

@@ -139,7 +139,7 @@ class Backbone(ABC):
         `pooler_output` are the merged tokens (N / merge², width); Qwen3-VL adds `deepstack_features`.
         """
         # Given, because the library's own loops over chunks in Python, a dozen kernels each.
-        where = patch_positions(grids, self.geometry.merge)
+        where = patch_positions(grids, self.geometry.merge, len(pixels))
         return self.model.visual(pixels, grid_thw=grids, position_ids=where, return_dict=True)
 
     def read(self, ids: torch.Tensor, positions: torch.Tensor, features: ModelOutput | None = None) -> torch.Tensor:
@@ -159,17 +159,19 @@ class Backbone(ABC):
         ).last_hidden_state
 
 
-def patch_positions(grids: torch.Tensor, merge: int) -> torch.Tensor:
-    """Row and col (N, 2) of every patch of chunks with grids (C, 3), merge blocks kept together.
+def patch_positions(grids: torch.Tensor, merge: int, total: int) -> torch.Tensor:
+    """Row and col (total, 2) of every patch of chunks with grids (C, 3), merge blocks kept together.
 
-    >>> patch_positions(torch.tensor([[1, 2, 4]]), 2).tolist()
+    The total is given so that a GPU need not be asked for it.
+
+    >>> patch_positions(torch.tensor([[1, 2, 4]]), 2, 8).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
     """
     counts = grids.prod(-1)
-    starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    within = torch.arange(len(starts), device=grids.device) - starts
+    chunk = torch.repeat_interleave(torch.arange(len(grids), device=grids.device), counts, output_size=total)
+    within = torch.arange(total, device=grids.device) - (counts.cumsum(0) - counts)[chunk]
     block, inside = within // merge**2, within % merge**2
-    blocks_across = torch.repeat_interleave(grids[:, 2] // merge, counts)
+    blocks_across = (grids[:, 2] // merge)[chunk]
     rows = block // blocks_across * merge + inside // merge
     cols = block % blocks_across * merge + inside % merge
     return torch.stack([rows, cols], -1)

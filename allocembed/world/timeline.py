@@ -56,13 +56,13 @@ class WorldConfig:
     """Share of the video that one event lasts."""
     adjacent: float = 0.12
     """Probability that two events follow each other directly."""
-    object_size: tuple[float, float] = (0.13, 0.55)
+    object_size: tuple[float, float] = (0.10, 0.42)
     """Extent of the glyph, in short sides."""
-    object_skew: float = 2.0
+    object_skew: float = 2.2
     """Sizes are low + (high - low) * u**skew: above 1 favours small objects."""
-    word_size: tuple[float, float] = (0.075, 0.20)
+    word_size: tuple[float, float] = (0.055, 0.145)
     """Height of the word sprite, in short sides; the letters fill seven eighths of it."""
-    word_skew: float = 2.0
+    word_skew: float = 1.8
     drift: float = 0.06
     """Longest way an object moves during its event, in short sides."""
     tilt: float = 10.0
