@@ -1,6 +1,8 @@
 """The frozen models: the same vector as the ordinary path, however items are batched."""
 
 import shutil
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from allocembed.backbones import BackboneError, Item, load_backbone
+from allocembed.backbones import BackboneError, Item, load_backbone, loading
 from allocembed.backbones.positions import RULES
 from allocembed.budget import Allocation, Grid
 from allocembed.resize import Patches, to_patches
@@ -192,6 +194,30 @@ def test_an_unknown_backbone_says_what_to_do(tmp_path):
         load_backbone(tmp_path / "nowhere")
     with pytest.raises(BackboneError, match="write auto"):
         load_backbone(tmp_path, device="tpu0")
+
+
+def test_a_hub_id_is_found_in_the_cache_without_a_network(folder, backbone, tmp_path, monkeypatch):
+    repository = tmp_path / "models--acme--tiny"
+    shutil.copytree(folder, repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0" * 40)
+    find = partial(loading.snapshot_download, cache_dir=tmp_path)
+    monkeypatch.setattr(loading, "snapshot_download", find)
+    monkeypatch.setattr(loading, "HfApi", None)  # asking the network would fail loudly
+    cached = load_backbone("acme/tiny", device="cpu")
+    assert torch.equal(cached.embed([Item("a red car")]), backbone.embed([Item("a red car")]))
+
+
+def test_an_incomplete_cache_is_not_mistaken_for_a_model(tmp_path, monkeypatch):
+    repository = tmp_path / "models--acme--tiny"
+    (repository / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (repository / "snapshots" / ("0" * 40) / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0" * 40)
+    monkeypatch.setattr(loading, "snapshot_download", partial(loading.snapshot_download, cache_dir=tmp_path))
+    monkeypatch.setattr(loading.HfApi, "model_info", mock.Mock(side_effect=OSError("no network")))
+    with pytest.raises(BackboneError, match=r"(?s)no network.*hf download acme/tiny"):
+        load_backbone("acme/tiny")
 
 
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])

@@ -1,0 +1,1 @@
+"""What the learned allocator is made of."""

@@ -1,0 +1,203 @@
+"""The trainable part of the learned allocator: the frame module G and the scale policy (equations 5 to 7).
+
+Preview features of every chunk, and those of the task text, go in; a Beta distribution over each chunk's scale comes
+out. The layout follows ResAdapt, on which the paper builds: one layer that attends to the text, layers that attend over
+time and then over the patches of a chunk, text-guided pooling to one vector a chunk, five scalars beside it, and a
+residual MLP. Two things differ: a chunk, not a frame, is the unit, and the features also come standardised across the
+video, because what matters about a chunk is how it differs from the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk before, cosine to the text
+CEILING = 20.0  # of alpha and beta: sharper distributions explore nothing and their log-probabilities explode
+
+
+@dataclass(frozen=True)
+class FrameModuleConfig:
+    """Sizes of the frame module. The defaults are those of the SmolVLM2 variant."""
+
+    visual_width: int = 576
+    """Width of the preview features."""
+    text_width: int = 576
+    """Width of the text features."""
+    width: int = 1024
+    heads: int = 16
+    layers: int = 2
+    """Layers of temporal, then spatial attention."""
+    expansion: int = 4
+    """Width of the feed-forward layers, in widths."""
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class FrameModule(nn.Module):
+    """(B, C, P, visual_width) preview patches and (B, L, text_width) text tokens to Beta parameters (B, C) each."""
+
+    def __init__(self, config: FrameModuleConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.visual = nn.Linear(2 * config.visual_width, width)
+        self.text = nn.Linear(config.text_width, width)
+        self.read_text = Attention(width, config.heads)
+        self.read_text_forward = FeedForward(width, config.expansion)
+        self.layers = nn.ModuleList(SpaceTimeLayer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width)
+        self.gate = nn.Linear(2 * width, 1)
+        self.head = PolicyHead(width + SCALARS)
+
+    def forward(
+        self,
+        visual: torch.Tensor,
+        text: torch.Tensor,
+        chunk_mask: torch.Tensor | None = None,
+        text_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`chunk_mask` (B, C) and `text_mask` (B, L) are True where there is something; default everywhere."""
+        batch, chunks, patches, _ = visual.shape
+        chunk_mask = visual.new_ones(batch, chunks, dtype=torch.bool) if chunk_mask is None else chunk_mask
+        text_mask = text.new_ones(text.shape[:2], dtype=torch.bool) if text_mask is None else text_mask
+        tokens = self.visual(both_views(visual, chunk_mask))
+        words = self.text(F.layer_norm(text, text.shape[-1:]))
+        flat = tokens.flatten(1, 2)
+        flat = flat + self.read_text(flat, words, text_mask)
+        tokens = (flat + self.read_text_forward(flat)).view(batch, chunks, patches, -1)
+        for layer in self.layers:
+            tokens = layer(tokens, chunk_mask)
+        return self.head(self._pool(self.norm(tokens), words, text_mask))
+
+    def _pool(self, tokens: torch.Tensor, words: torch.Tensor, text_mask: torch.Tensor) -> torch.Tensor:
+        """One vector a chunk: patches weighed by how they look beside the text, and the five scalars."""
+        share = text_mask[..., None] / text_mask.sum(1)[:, None, None].clamp(min=1)
+        topic = (words * share).sum(1)[:, None, None].expand_as(tokens)
+        weight = self.gate(torch.cat([tokens, topic], -1))[..., 0].float().softmax(-1)
+        pooled = (tokens * weight[..., None].to(tokens.dtype)).sum(2)
+        entropy = -(weight * weight.clamp(min=1e-9).log()).sum(-1) / math.log(max(weight.shape[-1], 2))
+        before = torch.cat([pooled[:, :1], pooled[:, :-1]], 1)
+        scalars = [
+            tokens.float().var(2, unbiased=False).mean(-1),
+            entropy,
+            weight.amax(-1),
+            F.cosine_similarity(pooled.float(), before.float(), dim=-1),
+            F.cosine_similarity(pooled.float(), topic[:, :, 0].float(), dim=-1),
+        ]
+        return torch.cat([pooled, torch.stack(scalars, -1).to(pooled.dtype)], -1)
+
+
+class PolicyHead(nn.Module):
+    """A residual MLP to alpha and beta, each in [1, CEILING], in fp32 whatever the rest computes in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        self.out = nn.Linear(width, 2)
+        # Near zero, where softplus has a gradient: alpha and beta start at about 1.7, broad and the same everywhere.
+        nn.init.normal_(self.out.weight, std=0.01)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.float()
+            shapes = 1 + F.softplus(self.out(hidden + self.inner(self.norm(hidden))))
+        alpha, beta = shapes.clamp(max=CEILING).unbind(-1)
+        return alpha, beta
+
+
+class SpaceTimeLayer(nn.Module):
+    """Attention over time at each patch position, then over the patches of each chunk, then feed-forward."""
+
+    def __init__(self, config: FrameModuleConfig) -> None:
+        super().__init__()
+        self.temporal = Attention(config.width, config.heads, rotary=True)
+        self.spatial = Attention(config.width, config.heads, rotary=True)
+        self.forward_layer = FeedForward(config.width, config.expansion)
+
+    def forward(self, tokens: torch.Tensor, chunk_mask: torch.Tensor) -> torch.Tensor:
+        batch, chunks, patches, width = tokens.shape
+        over_time = tokens.transpose(1, 2).reshape(batch * patches, chunks, width)
+        mask = chunk_mask.repeat_interleave(patches, 0)
+        over_time = over_time + self.temporal(over_time, over_time, mask)
+        tokens = over_time.view(batch, patches, chunks, width).transpose(1, 2)
+        over_space = tokens.reshape(batch * chunks, patches, width)
+        over_space = over_space + self.spatial(over_space, over_space, None)
+        return (over_space + self.forward_layer(over_space)).view(batch, chunks, patches, width)
+
+
+class Attention(nn.Module):
+    """Pre-norm multi-head attention of (N, Q, width) to (N, K, width), with rotary positions where order matters."""
+
+    def __init__(self, width: int, heads: int, *, rotary: bool = False) -> None:
+        super().__init__()
+        self.heads, self.rotary = heads, rotary
+        self.norm_query, self.norm_key = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
+        seen = self.norm_key(key)
+
+        def split(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+        queries, keys, values = (
+            split(self.query(self.norm_query(query))),
+            split(self.key(seen)),
+            split(self.value(seen)),
+        )
+        if self.rotary:
+            queries, keys = rotate(queries), rotate(keys)
+        mask = None
+        if key_mask is not None:
+            # A row with nothing to look at looks at everything, and its caller masks the result: NaN would spread.
+            mask = (key_mask | ~key_mask.any(-1, keepdim=True))[:, None, None, :]
+        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Sequential):
+    """Pre-norm feed-forward layer."""
+
+    def __init__(self, width: int, expansion: int) -> None:
+        inner = expansion * width
+        super().__init__(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+
+
+def both_views(visual: torch.Tensor, chunk_mask: torch.Tensor) -> torch.Tensor:
+    """Features (B, C, P, D) normalised on their own, beside the same standardised across the chunks of the video.
+
+    >>> video = torch.randn(2, 5, 3, 4)
+    >>> views = both_views(video, torch.ones(2, 5, dtype=torch.bool))
+    >>> views.shape, bool(views[..., 4:].mean((1, 2)).abs().max() < 1e-5)
+    (torch.Size([2, 5, 3, 8]), True)
+    """
+    weight = chunk_mask[:, :, None, None].to(visual.dtype) / (chunk_mask.sum(1) * visual.shape[2])[:, None, None, None]
+    mean = (visual * weight).sum((1, 2), keepdim=True)
+    spread = ((visual - mean).square() * weight).sum((1, 2), keepdim=True).sqrt()
+    return torch.cat([F.layer_norm(visual, visual.shape[-1:]), (visual - mean) / (spread + 1e-3)], -1)
+
+
+def rotate(tensor: torch.Tensor) -> torch.Tensor:
+    """Rotary positions along the second last axis of (N, heads, S, d).
+
+    >>> bool(torch.allclose(rotate(torch.ones(1, 1, 1, 4)), torch.ones(1, 1, 1, 4)))
+    True
+    """
+    half = tensor.shape[-1] // 2
+    frequency = 1e4 ** (-torch.arange(half, device=tensor.device, dtype=torch.float32) / half)
+    angle = torch.arange(tensor.shape[-2], device=tensor.device, dtype=torch.float32)[:, None] * frequency
+    cos, sin = angle.cos().to(tensor.dtype), angle.sin().to(tensor.dtype)
+    first, second = tensor[..., :half], tensor[..., half:]
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)

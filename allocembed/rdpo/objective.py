@@ -1,0 +1,170 @@
+"""How the policy moves: Beta actions with their log-probabilities, and equations 22–23's clipped objective.
+
+Everything here is computed in float32 (float64 stays float64), whatever precision the model runs in: actions
+rounded to bfloat16 alone put log-probabilities off by up to 0.08, a sixth of what clipping lets through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from allocembed.rdpo.rewards import full_precision
+
+CLIP_LOW = 0.20  # ε_l, table 4
+CLIP_HIGH = 0.28  # ε_h, ibid.
+ACTION_MARGIN = 1e-4
+"""Actions keep this distance from 0 and 1, where log-densities and their slopes have no bound. It moves a scale in
+[0.2, 1.8] by at most 1.6e-4, and float32 still knows 1 − a to three digits there."""
+LOG_RATIO_LIMIT = 5.0
+"""|log ρ| is held below this. It is far outside the clipping range, so it matters only where PPO has no bound, a
+growing ratio under a negative advantage: one stray action then weighs at most e⁵ ≈ 148, and can't overflow."""
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """How far the policy has moved from the one that sampled, over valid actions; scalars, left on their device."""
+
+    clip_fraction: Tensor
+    mean_ratio: Tensor
+
+
+def sample_actions(alpha: Tensor, beta: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+    """K actions of each chunk (equations 6 and 11): (..., C) parameters give (..., K, C), ACTION_MARGIN off 0 and 1.
+
+    The result carries no gradient. The generator must live on the parameters' device.
+
+    >>> shape = torch.full((2, 3), 4.0)
+    >>> actions = sample_actions(shape, shape, k=1000, generator=torch.Generator().manual_seed(0))
+    >>> actions.shape, bool((actions.mean(1) - 0.5).abs().max() < 0.02)
+    (torch.Size([2, 1000, 3]), True)
+    """
+    shapes = torch.broadcast_tensors(full_precision(alpha.detach()), full_precision(beta.detach()))
+    # torch.distributions takes no generator; like its Beta, this is one of two Gamma variates over their sum.
+    first, second = (
+        torch._standard_gamma(
+            shape.unsqueeze(-2).expand(*shape.shape[:-1], k, shape.shape[-1]).contiguous(), generator=generator
+        ).clamp_min(torch.finfo(shape.dtype).tiny)
+        for shape in shapes
+    )
+    return (first / (first + second)).clamp(ACTION_MARGIN, 1 - ACTION_MARGIN)
+
+
+def beta_log_prob(actions: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """Log-density of actions (..., K, C) under Beta(α, β) of (..., C); returns (..., K, C).
+
+    >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    >>> beta_log_prob(torch.tensor([[0.5], [0.9]]), two, two).exp()  # 6·a·(1 − a)
+    tensor([[1.5000],
+            [0.5400]])
+    >>> beta_log_prob(torch.tensor([[0.0], [1.0]]), two, one)  # 2·a, with a kept off 0 and 1
+    tensor([[-8.5172],
+            [ 0.6930]])
+    """
+    actions = full_precision(actions).clamp(ACTION_MARGIN, 1 - ACTION_MARGIN)
+    alpha, beta = full_precision(alpha).unsqueeze(-2), full_precision(beta).unsqueeze(-2)
+    normaliser = alpha.lgamma() + beta.lgamma() - (alpha + beta).lgamma()
+    return (alpha - 1) * actions.log() + (beta - 1) * (-actions).log1p() - normaliser
+
+
+def log_ratio(log_prob_new: Tensor, log_prob_old: Tensor) -> Tensor:
+    """log ρ (equation 22) of any shape, within ±LOG_RATIO_LIMIT; the old policy carries no gradient.
+
+    >>> log_ratio(torch.tensor([-1.0, 80.0, -80.0]), torch.tensor([-1.5, 0.0, 0.0]))
+    tensor([ 0.5000,  5.0000, -5.0000])
+    """
+    difference = full_precision(log_prob_new) - full_precision(log_prob_old).detach()
+    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def ratio(log_prob_new: Tensor, log_prob_old: Tensor) -> Tensor:
+    """ρ (equation 22): how much likelier an action has become; any shape.
+
+    >>> ratio(torch.tensor([0.8, 0.5, 0.2]).log(), torch.tensor([0.4, 0.5, 0.4]).log())
+    tensor([2.0000, 1.0000, 0.5000])
+    """
+    return log_ratio(log_prob_new, log_prob_old).exp()
+
+
+def clipped_objective(
+    log_prob_new: Tensor,
+    log_prob_old: Tensor,
+    advantage: Tensor,
+    valid: Tensor,
+    clip_low: float = CLIP_LOW,
+    clip_high: float = CLIP_HIGH,
+    *,
+    total_actions: int | Tensor | None = None,
+) -> Tensor:
+    """J(θ) (equation 23), a scalar to be maximised: the mean over valid actions of min(ρA, clip(ρ)A).
+
+    `log_prob_new` and `log_prob_old` are (B, K, C), `advantage` (B, K) goes to every chunk of its allocation, and
+    `valid` (B, C) is False where padded. Every valid action weighs the same, whichever video it is from. For a part
+    of a batch give `total_actions`, the valid actions (K for each valid chunk) of all its parts: their objectives,
+    and gradients, then sum to those of the whole. What padded places hold is never read.
+
+    >>> old, up = torch.zeros(1, 1, 2), torch.tensor([1.1, 1.5]).log().expand(1, 1, 2)
+    >>> clipped_objective(up, old, torch.tensor([[1.0]]), torch.tensor([[True, True]]))  # (1.1 + 1.28) / 2
+    tensor(1.1900)
+    >>> clipped_objective(up, old, torch.tensor([[-1.0]]), torch.tensor([[True, True]]))  # −(1.1 + 1.5) / 2
+    tensor(-1.3000)
+    >>> clipped_objective(up, old, torch.tensor([[1.0]]), torch.tensor([[True, False]]))
+    tensor(1.1000)
+    """
+    _check_shapes(log_prob_new, log_prob_old, advantage, valid)
+    moved = _masked_log_ratio(log_prob_new, log_prob_old, valid).exp()
+    worth = full_precision(advantage).detach().unsqueeze(-1)
+    terms = torch.minimum(moved * worth, moved.clamp(1 - clip_low, 1 + clip_high) * worth)
+    count = _count(valid, advantage) if total_actions is None else total_actions
+    return torch.where(valid.unsqueeze(1), terms, 0).sum() / count
+
+
+@torch.no_grad()
+def diagnose(
+    log_prob_new: Tensor,
+    log_prob_old: Tensor,
+    advantage: Tensor,
+    valid: Tensor,
+    clip_low: float = CLIP_LOW,
+    clip_high: float = CLIP_HIGH,
+) -> Diagnostics:
+    """Mean ratio, and the share of valid actions that clipping has cut off from learning; inputs as above.
+
+    Outside the clipping range is not yet cut off: an action that became likelier than 1 + ε_h against its advantage
+    still learns.
+
+    >>> old, up = torch.zeros(1, 2, 2), torch.tensor([1.1, 1.5]).log().expand(1, 2, 2)
+    >>> diagnose(up, old, torch.tensor([[1.0, -1.0]]), torch.tensor([[True, True]]))
+    Diagnostics(clip_fraction=tensor(0.2500), mean_ratio=tensor(1.3000))
+    """
+    _check_shapes(log_prob_new, log_prob_old, advantage, valid)
+    moved = _masked_log_ratio(log_prob_new, log_prob_old, valid).exp()
+    worth = advantage.unsqueeze(-1)
+    cut = ((worth > 0) & (moved > 1 + clip_high)) | ((worth < 0) & (moved < 1 - clip_low))
+    count = _count(valid, advantage)
+    return Diagnostics((cut & valid.unsqueeze(1)).sum() / count, 1 + (moved - 1).sum() / count)
+
+
+def _count(valid: Tensor, advantage: Tensor) -> Tensor:
+    """Valid actions, at least 1 so that it can be divided by: K for each valid chunk."""
+    return (valid.sum() * advantage.shape[1]).clamp_min(1)
+
+
+def _masked_log_ratio(log_prob_new: Tensor, log_prob_old: Tensor, valid: Tensor) -> Tensor:
+    """Log-ratios, 0 where padded; masked before anything is computed, so that a NaN there can't reach a gradient."""
+    keep = valid.unsqueeze(1)
+    return log_ratio(torch.where(keep, log_prob_new, 0), torch.where(keep, log_prob_old, 0))
+
+
+def _check_shapes(new: Tensor, old: Tensor, advantage: Tensor, valid: Tensor) -> None:
+    """Refuses shapes that would broadcast into something else than was meant."""
+    chunks = (new.shape[0], new.shape[-1])
+    if new.ndim != 3 or old.shape != new.shape or advantage.shape != new.shape[:2] or valid.shape != chunks:
+        raise ValueError(
+            "log-probabilities must be (B, K, C), the advantage (B, K) and valid (B, C); got "
+            f"{tuple(new.shape)}, {tuple(old.shape)}, {tuple(advantage.shape)} and {tuple(valid.shape)}"
+        )
+    if valid.dtype != torch.bool:
+        raise ValueError(f"valid must be bool, not {valid.dtype}; compare it with 0 first")

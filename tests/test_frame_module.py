@@ -1,0 +1,82 @@
+"""The trainable part of the learned allocator: shapes, masks, and gradients that can start."""
+
+import pytest
+import torch
+
+from allocembed.policy.frame_module import CEILING, FrameModule, FrameModuleConfig
+
+SMALL = FrameModuleConfig(visual_width=12, text_width=10, width=32, heads=4, layers=2)
+
+
+@pytest.fixture
+def module() -> FrameModule:
+    torch.manual_seed(0)
+    return FrameModule(SMALL)
+
+
+def inputs(chunks: int = 6, words: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(2, chunks, 4, 12), torch.randn(2, words, 10)
+
+
+def test_every_chunk_gets_a_distribution(module):
+    alpha, beta = module(*inputs())
+    assert alpha.shape == beta.shape == (2, 6)
+    for shape in (alpha, beta):
+        assert shape.dtype == torch.float32 and (shape >= 1).all() and (shape <= CEILING).all()
+
+
+def test_the_smolvlm_variant_has_the_papers_size():
+    with torch.device("meta"):
+        module = FrameModule(FrameModuleConfig())
+    trainable = sum(parameter.numel() for parameter in module.parameters())
+    assert abs(trainable / 48e6 - 1) < 0.10
+
+
+def test_padding_chunks_and_words_change_nothing(module):
+    visual, text = inputs()
+    alone = module(visual, text)
+    padded_visual = torch.cat([visual, 9 * torch.ones(2, 3, 4, 12)], 1)
+    padded_text = torch.cat([text, 7 * torch.ones(2, 4, 10)], 1)
+    chunk_mask = torch.arange(9).expand(2, -1) < 6
+    text_mask = torch.arange(9).expand(2, -1) < 5
+    padded = module(padded_visual, padded_text, chunk_mask, text_mask)
+    for short, long in zip(alone, padded, strict=True):
+        assert torch.allclose(short, long[:, :6], atol=1e-5)
+
+
+def test_an_empty_text_gives_no_nan(module):
+    visual, text = inputs()
+    alpha, beta = module(visual, text, text_mask=torch.zeros(2, 5, dtype=torch.bool))
+    assert torch.isfinite(alpha).all() and torch.isfinite(beta).all()
+
+
+def test_text_order_and_neighbours_matter(module):
+    visual, text = inputs()
+    torch.nn.init.normal_(module.head.out.weight, std=1.0)
+    alpha, _ = module(visual, text)
+    other_text, _ = module(visual, text.flip(-1))
+    moved, _ = module(torch.cat([visual[:, 1:], visual[:, :1]], 1), text)
+    assert (alpha - other_text).abs().max() > 1e-4
+    assert (alpha - moved.roll(1, 1)).abs().max() > 1e-4
+
+
+def test_every_parameter_gets_a_gradient_at_the_start(module):
+    """A head that starts where softplus is flat would learn nothing, silently."""
+    torch.nn.init.normal_(module.head.out.weight, std=0.01)
+    alpha, beta = module(*inputs())
+    (alpha * torch.randn_like(alpha) + beta * torch.randn_like(beta)).sum().backward()
+    silent = [name for name, p in module.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+    # Adding a constant to all keys changes no attention, so key biases alone may stay silent.
+    assert not [name for name in silent if not name.endswith("key.bias")]
+
+
+def test_half_precision_still_gives_fp32_distributions(module):
+    with torch.autocast("cpu", torch.bfloat16):
+        alpha, beta = module(*inputs())
+    assert alpha.dtype == beta.dtype == torch.float32
+
+
+def test_a_width_that_heads_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match="even multiple"):
+        FrameModuleConfig(width=100, heads=16)
