@@ -17,6 +17,7 @@ BASE_FRAMES = 8  # "Base embeds 8 uniformly sampled frames at the original resol
 CANDIDATES = 24  # "the other methods begin with 24 candidate frames" (ibid.)
 SCALE_RANGE = (0.2, 1.8)  # table 4
 FRAMES_PER_CHUNK = 2  # the temporal patch of the Qwen vision towers
+LARGEST = 10**9  # tokens or frames: far above any model, far below what overflows
 _NUDGE = 1e-9  # lifts a scale over the rounding edge it was computed from
 _BISECTIONS = 40
 
@@ -62,15 +63,15 @@ class Budget:
         if (self.frames is None) == (self.limit is None):
             raise BudgetError('a budget is either frames or tokens: Budget(frames=8), or Budget.parse("2048")')
         amount = self.frames if self.limit is None else self.limit
-        if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or amount < 1:
-            raise BudgetError(f"a budget must be a whole number of at least 1, not {amount!r}")
+        if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or not 1 <= amount <= LARGEST:
+            raise BudgetError(f"a budget must be a whole number from 1 to {LARGEST:,}, not {amount!r}")
 
     @classmethod
     def parse(cls, text: str | int | Budget) -> Budget:
         """Reads "8f" (native frames) or "2048" (tokens); an int means tokens; a Budget passes through."""
         if isinstance(text, Budget):
             return text
-        match = re.fullmatch(r"\s*(\d+)\s*(f|frames?)?\s*", str(text))
+        match = re.fullmatch(r"\s*(\d+)\s*(f|frames?)?\s*", str(text), re.IGNORECASE)
         if not match:
             raise BudgetError(f"cannot read the budget {text!r}: write 8f for 8 native frames, or 2048 for tokens")
         amount = int(match[1])

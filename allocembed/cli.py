@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ from allocembed.options import (
     Seek,
     SeekOption,
     TextOption,
+    parse_path,
     parse_range,
     progress_bar,
     stderr,
@@ -38,6 +40,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(eval_app, name="eval")
+
+INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 def _print_version(wanted: bool) -> None:
@@ -59,7 +63,9 @@ def root(
 
 @app.command()
 def embed(
-    videos: Annotated[list[Path], typer.Argument(help="Video files or folders of frames.", show_default=False)],
+    videos: Annotated[
+        list[Path], typer.Argument(parser=parse_path, help="Video files or folders of frames.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the vectors go: .npz or .jsonl.")] = Path(
         "vectors.npz"
     ),
@@ -94,7 +100,8 @@ def embed(
             progress.update(task, advance=1, spent=f"{spent:,} tokens")
     done = len(videos) - len(failures)
     if done:
-        stderr.print(f"{done} of {len(videos)} videos, {embedder.backbone.dim} dimensions, {spent:,} tokens → {out}")
+        summary = f"{done} of {len(videos)} videos, {embedder.backbone.dim} dimensions, {spent:,} tokens"
+        stderr.print(f"{summary} → {escape(str(out))}", soft_wrap=True)
     for failure in failures:
         stderr.print(f"[red]left out[/red] {escape(str(failure.error))}", soft_wrap=True)
     if failures:
@@ -103,7 +110,9 @@ def embed(
 
 @app.command()
 def allocate(
-    video: Annotated[Path, typer.Argument(help="A video file or a folder of frames.", show_default=False)],
+    video: Annotated[
+        Path, typer.Argument(parser=parse_path, help="A video file or a folder of frames.", show_default=False)
+    ],
     png: Annotated[Path | None, typer.Option(help="Write the filmstrip as a picture.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the filmstrip as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the allocation as JSON.")] = False,
@@ -119,10 +128,13 @@ def allocate(
 ) -> None:
     """Show where the tokens of a video go: every candidate frame, its scale, its share of the budget."""
     from allocembed import film
-    from allocembed.vectors import make_room
+    from allocembed.output import make_room
 
-    for path in filter(None, (png, html)):
+    written = [path for path in (png, html) if path]
+    for path in written:
         make_room(path)
+    if len({path.resolve() for path in (video, *written)}) <= len(written):
+        raise ValueError("the video, --png and --html must be different files")
     embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, None)
     clip = embedder.read(video)
     allocation = embedder.allocate(clip, text)
@@ -135,9 +147,9 @@ def allocate(
         typer.echo(json.dumps(film.as_json(clip, allocation)))
         return
     _print_allocation(clip, allocation)
-    for written in filter(None, (png, html)):
-        stderr.print(f"→ {written}")
-    if not (png or html):
+    for path in written:
+        stderr.print(f"→ {escape(str(path))}", soft_wrap=True)
+    if not written:
         stderr.print("[dim]--html film.html or --png film.png shows it as a picture[/dim]")
 
 
@@ -167,7 +179,8 @@ def _print_allocation(clip, allocation) -> None:
     table.add_column("")
     most = max(grid.tokens for grid in allocation.grids)
     for (first, second), scale, grid in zip(allocation.frames, allocation.scales, allocation.grids, strict=True):
-        times = " – ".join(format_time(clip.times[frame]) for frame in dict.fromkeys((first, second)))
+        brief = clip.duration < 60
+        times = " – ".join(format_time(clip.times[i], tenths=brief) for i in dict.fromkeys((first, second)))
         bar = "█" * max(1, round(24 * grid.tokens / most))
         table.add_row(times, f"{scale:.2f}", f"{grid.rows}×{grid.cols}", str(grid.tokens), bar)
     Console().print(table)
@@ -189,11 +202,15 @@ def _load(backbone, allocator, budget, candidates, scale_range, seek, device, dt
 
 def main() -> None:
     """Runs the command line; what a user can mend is one message and exit code 1, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that can't show a sign must not cost the result
     try:
         app()
-    except KeyboardInterrupt:
-        stderr.print("stopped")
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            stderr.print("stopped")
+        raise
     except Exception as error:
         from allocembed.errors import USER_ERRORS
 

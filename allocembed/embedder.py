@@ -78,6 +78,8 @@ class AllocEmbed:
     ) -> None:
         if candidates < 1:
             raise ValueError(f"candidates must be at least 1, not {candidates}")
+        if seek not in ("exact", "keyframe"):
+            raise ValueError(f"seek must be exact or keyframe, not {seek!r}")
         self.backbone = backbone
         self.allocator = load_allocator(allocator)
         self.budget = Budget.parse(budget)
@@ -145,12 +147,18 @@ class AllocEmbed:
 
         The next videos are decoded while the backbone works; at most 2 × `batch` are held at a time.
         """
+        if isinstance(sources, str | Path):
+            raise TypeError(f"give a list of videos, as in [{str(sources)!r}], or use encode_video")
+        if batch < 1:
+            raise ValueError(f"batch must be at least 1, not {batch}")
         if self.backbone.notice:
             logger.warning(self.backbone.notice)
         sources = list(sources)
         texts = [text] * len(sources) if text is None or isinstance(text, str) else list(text)
         if len(texts) != len(sources):
             raise ValueError(f"{len(sources)} videos and {len(texts)} texts: give one text, or one for each video")
+        for each in {text for text in (*texts, instruction) if text is not None}:
+            self.backbone.check_text(each)  # before any video is decoded for it
         jobs = list(zip(sources, texts, strict=True))
         with ThreadPoolExecutor(max_workers=1) as reader:
             ahead = reader.submit(self._prepare_all, jobs[:batch])
@@ -165,6 +173,8 @@ class AllocEmbed:
 
     def encode_texts(self, texts: Sequence[str], *, instruction: str | None = None) -> list[Embedding]:
         """Embeds texts: captions, answers, or (with `backbone.query_instruction`) search sentences."""
+        if isinstance(texts, str):
+            raise TypeError(f"give a list of texts, as in [{texts!r}], or use encode_text")
         vectors = self.backbone.embed([Item(text=text, instruction=instruction) for text in texts]).numpy()
         return [Embedding(vector, text) for vector, text in zip(vectors, texts, strict=True)]
 

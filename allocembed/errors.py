@@ -4,4 +4,4 @@ from allocembed.backbones.base import BackboneError
 from allocembed.budget import BudgetError
 from allocembed.video import VideoError
 
-USER_ERRORS = (VideoError, BudgetError, BackboneError, ValueError)
+USER_ERRORS = (VideoError, BudgetError, BackboneError, ValueError, OSError)

@@ -86,7 +86,7 @@ def nano(
     from allocembed.benchmarks.nano import check_subsets, evaluate
     from allocembed.benchmarks.sweep import sweep_frames
     from allocembed.budget import Budget
-    from allocembed.vectors import make_room
+    from allocembed.output import make_room
 
     settings = {"budget": Budget.parse(budget), "scale_range": parse_range(scale_range), "limit": limit, "seed": seed}
     if sweep:

@@ -24,6 +24,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from allocembed.budget import SCALE_RANGE, Allocation, Grid
+from allocembed.output import whole_file
 from allocembed.resize import resize
 from allocembed.video import Clip
 
@@ -171,7 +172,8 @@ def save_png(
             left, top = _MARGIN + round((frames[0] - start) * slot), _HEADER + row * row_height
             right = left + max(width + 2 * _BORDER, round(len(frames) * slot) - _GAP)
             _draw_panel(canvas, film, (left, top, right, top + row_height - _GAP), chunk, frames, thumb)
-    canvas.save(path, format="PNG")
+    with whole_file(Path(path)) as scratch:
+        canvas.save(scratch, format="PNG")
 
 
 def _frames_per_row(count: int, aspect: float) -> int:
@@ -318,7 +320,8 @@ def save_html(
         views="" if factor else "hidden",
         cards="\n".join(_cards(film)),
     )
-    Path(path).write_text(filled, encoding="utf-8")
+    with whole_file(Path(path)) as scratch:
+        scratch.write_text(filled, encoding="utf-8", errors="replace")
 
 
 def _story(film: _Film) -> str:

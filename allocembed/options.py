@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +29,13 @@ class Method(StrEnum):
     content = "content"
     select = "select"
     learned = "learned"
+
+
+def parse_path(text: str) -> Path:
+    """A path that is not empty: an unset shell variable must not mean the current folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return Path(text)
 
 
 BackboneOption = Annotated[

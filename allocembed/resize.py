@@ -49,7 +49,11 @@ class Geometry:
         elif rows * cols * self.factor**2 < self.min_pixels:
             enlarge = math.sqrt(self.min_pixels / (height * width))
             rows, cols = (math.ceil(side * enlarge / self.factor) for side in (height, width))
-        return Grid(rows, cols)
+        # A strip's short side can't go below one token, so its long side must give way.
+        most = max(1, self.max_pixels // self.factor**2)
+        return (
+            Grid(min(rows, max(1, most // cols)), cols) if rows > cols else Grid(rows, min(cols, max(1, most // rows)))
+        )
 
 
 @dataclass(frozen=True, eq=False)

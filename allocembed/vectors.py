@@ -1,53 +1,47 @@
-"""Vector files: .npz for numpy, .jsonl for everything else. Both appear only when they are whole."""
+"""Vector files: .npz for numpy, .jsonl for everything else."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from allocembed.embedder import Embedding
+from allocembed.output import make_room, whole_file
 
 
 class Writer(ABC):
-    """Collects embeddings into a file that is complete or not there: written beside its place, then moved."""
+    """Collects embeddings into a file that appears when the block ends well and at least one was added."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = path.with_name(f".{path.name}.partial")
         self.count = 0
 
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        self.close()
-        if self.count and kind is None:
-            self.partial.replace(self.path)
-        else:
-            self.partial.unlink(missing_ok=True)
-
+    @abstractmethod
     def add(self, embedding: Embedding) -> None:
-        self.count += 1
-        self.write(embedding)
+        """Takes one embedding of a video."""
 
     @abstractmethod
-    def write(self, embedding: Embedding) -> None: ...
+    def __enter__(self) -> Writer: ...
 
     @abstractmethod
-    def close(self) -> None: ...
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None: ...
 
 
 class JsonLines(Writer):
-    """One line a video: source, cost, budget, base_cost, vector."""
+    """One line a video: source, cost, budget, base_cost, vector. Written as they come, so memory does not grow."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.file = self.partial.open("w", encoding="utf-8")
+    def __enter__(self) -> JsonLines:
+        self.stack = ExitStack()
+        return self
 
-    def write(self, embedding: Embedding) -> None:
+    def add(self, embedding: Embedding) -> None:
+        if not self.count:
+            scratch = self.stack.enter_context(whole_file(self.path))
+            self.file = self.stack.enter_context(scratch.open("w", encoding="utf-8"))
         allocation = embedding.allocation
         line = {
             "source": embedding.source,
@@ -56,28 +50,30 @@ class JsonLines(Writer):
             "base_cost": allocation.base_cost,
             "vector": [float(value) for value in embedding.vector],
         }
-        self.file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        # Plain ASCII: file names need not be valid Unicode, JSON escapes always are.
+        self.file.write(json.dumps(line) + "\n")
+        self.count += 1
 
-    def close(self) -> None:
-        self.file.close()
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        self.stack.__exit__(kind, error, trace)
 
 
 class Npz(Writer):
     """Arrays `sources` (N,), `vectors` (N, dim), `costs`, `budgets`, `base_costs` (N,)."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.partial.touch()
+    def __enter__(self) -> Npz:
         self.embeddings: list[Embedding] = []
+        return self
 
-    def write(self, embedding: Embedding) -> None:
+    def add(self, embedding: Embedding) -> None:
         self.embeddings.append(embedding)
+        self.count += 1
 
-    def close(self) -> None:
-        if not self.embeddings:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None or not self.embeddings:
             return
         allocations = [embedding.allocation for embedding in self.embeddings]
-        with self.partial.open("wb") as file:
+        with whole_file(self.path) as scratch, scratch.open("wb") as file:
             np.savez(
                 file,
                 sources=np.array([embedding.source for embedding in self.embeddings]),
@@ -93,18 +89,6 @@ FORMATS: dict[str, type[Writer]] = {".npz": Npz, ".jsonl": JsonLines}
 
 def open_writer(path: Path) -> Writer:
     """A writer for the path's suffix; complains now about a place that can't be written, not after the work."""
-    if path.suffix not in FORMATS:
+    if path.suffix.lower() not in FORMATS:
         raise ValueError(f"cannot write {path}: the name must end in {' or '.join(FORMATS)}")
-    return FORMATS[path.suffix](make_room(path))
-
-
-def make_room(path: Path) -> Path:
-    """Makes the folder of a file to be written; a ValueError says why where it can't be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_name(f".{path.name}.partial").open("wb"):
-            pass
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; choose another place") from error
-    path.with_name(f".{path.name}.partial").unlink()
-    return path
+    return FORMATS[path.suffix.lower()](make_room(path))

@@ -84,6 +84,8 @@ def sample(
     if rate is not None and not rate > 0:
         raise ValueError(f"rate is {rate}; it must be frames per second above 0")
     rate = rate or 1.0
+    if isinstance(source, str) and not source:
+        raise VideoError("''", "the path is empty; give a file or a folder")
     if isinstance(source, str | Path):
         return _sample_path(Path(source), str(source), count, seek, limits, rate)
     if isinstance(source, np.ndarray | Sequence):

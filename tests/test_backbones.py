@@ -180,6 +180,15 @@ def test_a_text_that_holds_the_video_placeholder_is_refused(backbone):
             backbone.embed([item])
 
 
+def test_texts_that_can_not_be_embedded_are_refused(backbone):
+    with pytest.raises(BackboneError, match="Unicode"):
+        backbone.embed([Item("\udcff")])
+    with pytest.raises(BackboneError, match="shorten it"):
+        backbone.embed([Item("a" * 100_001)])
+    with pytest.raises(ValueError, match="pad or pack"):
+        backbone.embed([Item("a")], batching="stack")
+
+
 def test_a_checkpoint_with_missing_weights_is_refused(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "broken")
     tensors = load_file(tmp_path / "broken/model.safetensors")
@@ -189,11 +198,40 @@ def test_a_checkpoint_with_missing_weights_is_refused(folder, tmp_path):
         load_backbone(tmp_path / "broken")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("model.safetensors", "half", "can't be loaded"),
+        ("config.json", "{", "can't be loaded"),
+        ("config.json", '{"model_type": "llama"}', "is a llama model"),
+        ("adapter_config.json", "{}", "can't be loaded"),
+        ("preprocessor_config.json", '{"image_mean": "x", "size": 3}', "can't be loaded"),
+        ("tokenizer.json", None, "tokenizer"),
+    ],
+)
+def test_a_broken_folder_is_refused_with_its_name(folder, tmp_path, name, content, cause):
+    copy = shutil.copytree(folder, tmp_path / "broken")
+    path = copy / name
+    if content == "half":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif content is None:
+        for file in copy.glob("tokenizer*"):
+            file.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(BackboneError, match=cause) as caught:
+        load_backbone(copy)
+    assert "broken" in str(caught.value)
+
+
 def test_an_unknown_backbone_says_what_to_do(tmp_path):
     with pytest.raises(BackboneError, match=r"(?s)--backbone /path/to/folder.*nano-qwen3"):
         load_backbone(tmp_path / "nowhere")
-    with pytest.raises(BackboneError, match="write auto"):
-        load_backbone(tmp_path, device="tpu0")
+    for device in ("tpu0", "meta"):
+        with pytest.raises(BackboneError, match="write auto"):
+            load_backbone(tmp_path, device=device)
+    with pytest.raises(BackboneError, match="empty"):
+        load_backbone("")
 
 
 def test_a_hub_id_is_found_in_the_cache_without_a_network(folder, backbone, tmp_path, monkeypatch):

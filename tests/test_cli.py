@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -123,7 +124,7 @@ def test_allocate_draws_the_filmstrip(videos, tmp_path, qwen2_folder):
     [
         (["--backbone", "no/such-model"], "--backbone nano-qwen3"),
         (["--budget", "many"], "write 8f for 8 native frames"),
-        (["--budget", "0"], "at least 1"),
+        (["--budget", "0"], "from 1 to"),
         (["--range", "2,1"], "s_min"),
         (["--range", "wide"], "--range 0.2,1.8"),
         (["--out", "vectors.txt"], ".npz or .jsonl"),
@@ -162,3 +163,65 @@ def test_help_is_quick_and_complete():
 
 def test_version_is_printed():
     assert CliRunner().invoke(app, ["--version"]).output.startswith("allocembed 0.")
+
+
+def test_runs_that_write_the_same_file_leave_one_whole_result(videos, tmp_path, qwen3_folder):
+    out = tmp_path / "vectors.jsonl"
+    words = ["embed", *videos, *videos, "--backbone", qwen3_folder, "--out", out]
+    command = [sys.executable, "-c", "from allocembed.cli import main; main()", *map(str, words)]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in both] == [0, 0], [process.stderr.read() for process in both]
+    assert len(out.read_text().splitlines()) == 6
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("name", ["v.npz", "v.jsonl"])
+def test_a_folder_as_output_and_a_model_that_fails_leave_nothing_behind(videos, tmp_path, qwen3_folder, name):
+    (tmp_path / name).mkdir()
+    result = run("embed", videos[0], "--backbone", qwen3_folder, "--out", tmp_path / name)
+    assert result.returncode == 1 and "it is a folder" in result.stderr
+    result = run("embed", videos[0], "--backbone", tmp_path / "nowhere", "--out", tmp_path / f"other-{name}")
+    assert result.returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes there")
+@pytest.mark.parametrize("suffix", ["npz", "jsonl"])
+def test_a_file_name_that_is_no_unicode_costs_nobody_anything(videos, tmp_path, qwen3_folder, suffix):
+    odd = tmp_path / os.fsdecode(b"odd\xff.mp4")
+    odd.write_bytes(videos[0].read_bytes())
+    out = tmp_path / f"vectors.{suffix}"
+    assert run("embed", odd, videos[1], "--backbone", qwen3_folder, "--out", out).returncode == 0
+    assert out.stat().st_size > 0
+    page = tmp_path / "film.html"
+    assert run("allocate", odd, "--backbone", qwen3_folder, "--html", page).returncode == 0
+
+
+def test_the_video_is_never_overwritten_by_its_picture(videos, tmp_path, qwen3_folder):
+    victim = tmp_path / "victim.mp4"
+    victim.write_bytes(videos[0].read_bytes())
+    result = run("allocate", victim, "--backbone", qwen3_folder, "--png", victim)
+    assert result.returncode == 1 and "different files" in result.stderr
+    assert victim.read_bytes() == videos[0].read_bytes()
+
+
+def test_an_empty_path_does_not_mean_this_folder(qwen3_folder, tmp_path):
+    result = run("embed", "", "--backbone", qwen3_folder, "--out", tmp_path / "v.npz")
+    assert result.returncode == 2 and "empty" in result.stderr
+
+
+def test_names_with_brackets_are_shown_as_they_are(videos, tmp_path, qwen3_folder):
+    out = tmp_path / "[bold]v.npz"
+    result = run("embed", videos[0], "--backbone", qwen3_folder, "--out", out)
+    assert "[bold]v.npz" in result.stderr and out.is_file()
+
+
+@pytest.mark.parametrize("target", ["v.jsonl", "v.npz"])
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(videos, tmp_path, qwen3_folder, monkeypatch, target):
+    out = tmp_path / target
+    out.write_text("old")
+    monkeypatch.setattr(Path, "open", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    result = run("embed", videos[0], "--backbone", qwen3_folder, "--out", out)
+    monkeypatch.undo()
+    assert result.returncode == 1 and "No space left" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [target] and out.read_text() == "old"

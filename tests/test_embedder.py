@@ -7,6 +7,7 @@ import pytest
 
 from allocembed import AllocEmbed, Failure, VideoError
 from allocembed.allocators import METHODS
+from allocembed.backbones import BackboneError
 from tests.clips import picture
 
 
@@ -94,6 +95,30 @@ def test_a_budget_too_small_for_a_video_names_the_smallest_that_would_do(folder,
 def test_the_range_can_be_changed_without_anything_else(folder, frames):
     narrow = AllocEmbed.from_pretrained(folder, "content", scale_range=(0.5, 0.6), device="cpu").allocate(frames)
     assert min(narrow.scales) >= 0.5 and max(narrow.scales) <= 0.6
+
+
+def test_base_stays_base_on_a_clip_sampled_for_others(folder, frames):
+    dense = AllocEmbed.from_pretrained(folder, "uniform", device="cpu").read(frames)
+    allocation = AllocEmbed.from_pretrained(folder, "base", device="cpu").allocate(dense)
+    assert len(dense) == 24 and allocation.grids == (allocation.native,) * 4
+
+
+def test_one_bad_text_is_noticed_before_any_video_is_read(folder, tmp_path):
+    embedder = AllocEmbed.from_pretrained(folder, device="cpu")
+    with pytest.raises(BackboneError, match="take it out"):
+        list(embedder.stream([tmp_path / "nowhere.mp4"], "<|video_pad|>"))
+
+
+def test_a_single_path_or_text_is_not_taken_for_a_list(folder):
+    embedder = AllocEmbed.from_pretrained(folder, device="cpu")
+    with pytest.raises(TypeError, match="encode_video"):
+        embedder.encode_videos("talk.mp4")
+    with pytest.raises(TypeError, match="encode_text"):
+        embedder.encode_texts("a car")
+    with pytest.raises(VideoError, match="empty"):
+        embedder.encode_video("")
+    with pytest.raises(ValueError, match="exact or keyframe"):
+        AllocEmbed(embedder.backbone, seek="fast")
 
 
 def test_texts_embed_in_order(folder):

@@ -36,6 +36,13 @@ def test_native_size_is_the_processors_smart_resize(height, width):
         assert (ours.rows * geometry.factor, ours.cols * geometry.factor) == theirs
 
 
+@given(st.integers(1, 200), st.integers(1, 40_000))
+def test_no_strip_is_larger_than_the_model_allows(short, long):
+    for geometry in GEOMETRIES:
+        for sides in ((short, long), (long, short)):
+            assert geometry.native(*sides).tokens * geometry.factor**2 <= geometry.max_pixels
+
+
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=["qwen2", "qwen3"])
 def test_patches_are_those_of_the_pil_image_processor(geometry):
     processor = Qwen2VLImageProcessorPil(

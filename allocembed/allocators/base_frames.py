@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from allocembed.allocators.base import Allocator, Plan, native_scales
 from allocembed.budget import Budget
-from allocembed.video import Clip
+from allocembed.frames import Clip, candidate_indices
 
 
 class BaseFrames(Allocator):
@@ -18,4 +16,6 @@ class BaseFrames(Allocator):
         return budget.base_frames
 
     def plan(self, clip: Clip, text: str | None, budget: Budget) -> Plan:
-        return Plan(np.arange(len(clip)), native_scales(len(clip)), grow=False)
+        # A clip may have been sampled more densely for others to look at.
+        kept = candidate_indices(len(clip), budget.base_frames)
+        return Plan(kept, native_scales(len(kept)), grow=False)

@@ -24,6 +24,7 @@ from allocembed.resize import Geometry, Patches, normalise
 
 Batching = Literal["pad", "pack"]
 VIDEO_PAD = "<|video_pad|>"
+LONGEST_TEXT = 100_000  # characters: some 25,000 tokens, more than any of the models is made for
 
 
 class BackboneError(RuntimeError):
@@ -93,10 +94,24 @@ class Backbone(ABC):
     def layout(self, item: Item) -> str:
         """The string the tokenizer reads, with one `<|video_pad|>` for every chunk."""
 
+    def check_text(self, text: str) -> None:
+        """Refuses a text that can't be embedded: one that stands for video, is no valid Unicode, or has no end."""
+        if VIDEO_PAD in text:
+            raise BackboneError(f"the text holds {VIDEO_PAD}, which stands for video: take it out of the text")
+        if len(text) > LONGEST_TEXT:
+            raise BackboneError(f"the text has {len(text):,} characters; shorten it to {LONGEST_TEXT:,}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BackboneError("the text is not valid Unicode: write it in UTF-8") from error
+
     def rows(self, items: Sequence[Item]) -> list[Row]:
         """Tokenises items; each chunk's placeholder becomes as many tokens as the chunk costs."""
         if not items:
             return []
+        for item in items:
+            for text in filter(None, (item.text, item.instruction)):
+                self.check_text(text)
         # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
         tokenised = self.tokenizer([self.layout(item) for item in items])["input_ids"]
         return [self._row(item, np.asarray(ids)) for item, ids in zip(items, tokenised, strict=True)]
@@ -104,8 +119,6 @@ class Backbone(ABC):
     def _row(self, item: Item, ids: np.ndarray) -> Row:
         grids = np.empty((0, 2), int) if item.patches is None else item.patches.grids[:, 1:].numpy()
         counts = np.where(ids == self.video_token, 0, 1)
-        if np.count_nonzero(counts == 0) != len(grids):
-            raise BackboneError(f"the text holds {VIDEO_PAD}, which stands for video: take it out of the text")
         merged = grids // self.geometry.merge
         counts[counts == 0] = merged.prod(-1)
         ids = np.repeat(ids, counts)
@@ -114,6 +127,8 @@ class Backbone(ABC):
     @torch.inference_mode()
     def embed(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> torch.Tensor:
         """Embeds items as (N, dim) fp32 unit vectors, on the CPU, in the order given."""
+        if batching not in ("pad", "pack"):
+            raise ValueError(f"batching must be pad or pack, not {batching!r}")
         rows = self.rows(items)
         vectors = torch.empty((len(rows), self.dim))
         for batch in group_rows([len(row) for row in rows], batch_tokens, padded=batching == "pad"):

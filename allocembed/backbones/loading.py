@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,10 +16,11 @@ import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from allocembed.backbones.base import Backbone, BackboneError
+from allocembed.backbones.base import VIDEO_PAD, Backbone, BackboneError
 from allocembed.backbones.qwen2_vl import Qwen2VLBackbone
 from allocembed.backbones.qwen3_vl import Qwen3VLBackbone
 from allocembed.resize import Geometry
@@ -72,11 +74,11 @@ def load_backbone(
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
     folder = base = find_folder(entry.source, str(name))
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file():
-        base = find_folder(json.loads(adapter.read_text())["base_model_name_or_path"], str(name))
     transformers_logging.disable_progress_bar()
     try:
+        adapter = folder / "adapter_config.json"
+        if adapter.is_file():
+            base = find_folder(json.loads(adapter.read_text())["base_model_name_or_path"], str(name))
         config = AutoConfig.from_pretrained(base)
         if config.model_type not in FAMILIES:
             raise BackboneError(
@@ -85,12 +87,19 @@ def load_backbone(
             )
         model = _load_model(base, dtype)
         tokenizer = AutoTokenizer.from_pretrained(base)
-    except (OSError, ValueError) as error:
-        raise BackboneError(_cannot_have(str(name), str(base), error)) from error
-    if base != folder:
-        model = _merge_adapter(model, folder)
+        if tokenizer.convert_tokens_to_ids(VIDEO_PAD) != config.video_token_id:
+            raise BackboneError(
+                f"{base} has no tokenizer that knows {VIDEO_PAD}: tokenizer files are missing or others'"
+            )
+        if base != folder:
+            model = _merge_adapter(model, folder)
+        geometry = _geometry(base, model, FAMILIES[config.model_type].default_geometry)
+    except BackboneError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        # What a broken or incomplete folder makes json, safetensors, torch and transformers raise.
+        raise BackboneError(_cannot_have(str(name), str(folder), error)) from error
     family = FAMILIES[config.model_type]
-    geometry = _geometry(base, model, family.default_geometry)
     return family(model.to(device), tokenizer, geometry, name=str(name), dim=dim, notice=entry.notice)
 
 
@@ -100,6 +109,8 @@ def find_folder(source: str, name: str) -> Path:
     A model in the cache is used as it is, without asking the network. Where there is no network, that is said at once:
     the hub client alone would retry every file for half a minute.
     """
+    if not source:
+        raise BackboneError(f"the name of the backbone is empty: take one of {', '.join(REGISTRY)}, or a folder")
     if Path(source).is_dir():
         return Path(source)
     try:
@@ -126,6 +137,8 @@ def pick_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise BackboneError(f"there is no device {device!r}: write auto, cpu, cuda or cuda:1") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise BackboneError(f"device {device!r} is not supported: write auto, cpu, cuda or cuda:1")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BackboneError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
     return chosen
@@ -191,19 +204,29 @@ def _geometry(folder: Path, model: PreTrainedModel, default: Geometry) -> Geomet
     high = stated.get("max_pixels") or size.get("longest_edge") or default.max_pixels
     return replace(
         geometry,
-        mean=tuple(stated.get("image_mean", default.mean)),
-        std=tuple(stated.get("image_std", default.std)),
+        mean=_triple(stated.get("image_mean", default.mean)),
+        std=_triple(stated.get("image_std", default.std)),
         min_pixels=min(low, default.min_pixels),
         max_pixels=min(high, default.max_pixels),
     )
 
 
+def _triple(values: Sequence[float]) -> tuple[float, float, float]:
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
+
+
 def _cannot_have(name: str, source: str, error: Exception) -> str:
     cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(source).is_dir():
+        return (
+            f"the backbone in {source} can't be loaded ({type(error).__name__}: {cause}): the folder is incomplete or "
+            f"broken; download or save it again"
+        )
+    fetch = "" if Path(source).is_absolute() else f"  hf download {source}   where the network allows it\n"
     return (
         f"the backbone {name!r} can't be had ({cause}). Give one of:\n"
-        f"  --backbone /path/to/folder   a local copy of {source}\n"
-        f"  hf download {source}   where the network allows it; fills the hub cache\n"
-        f"  --backbone nano-qwen3        a bundled toy-world model, to try things out\n"
+        f"  --backbone /path/to/folder   a local copy of it\n{fetch}"
+        f"  --backbone nano-qwen3        a toy-world model, to try things out\n"
         f"known names: {', '.join(REGISTRY)}"
     )

@@ -1,0 +1,43 @@
+"""Files that are whole or not there: written beside their place under a name of their own, then moved."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A scratch path beside `path`, which takes its place when the block ends well and is removed when it doesn't.
+
+    Several runs may write the same file at a time: each has its own scratch, and the last to finish wins.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    scratch = Path(name)
+    try:
+        yield scratch
+        # Scratch files are private; the finished one gets the permissions of any other new file.
+        umask = os.umask(0)
+        os.umask(umask)
+        scratch.chmod(0o666 & ~umask)
+        scratch.replace(path.resolve())
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def make_room(path: Path) -> Path:
+    """Makes the folder of a file to be written; a ValueError says why where it can't be, before any work is done."""
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a folder; give a file name")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; choose another place") from error
+    os.close(handle)
+    Path(name).unlink()
+    return path
