@@ -17,8 +17,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from allocembed import world
 from allocembed.backbones.base import Backbone, Item, Row, pad_rows
 from allocembed.budget import grids_at, project
+from allocembed.frames import candidate_indices
 from allocembed.resize import Patches
 from allocembed.world import vocabulary as vocab
+from allocembed.world.files import USUAL_FRAMES
 from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS, slots_at
 
 FRAME_COUNTS = {8: 0.25, 16: 0.12, 24: 0.50, 32: 0.08, 48: 0.05}
@@ -27,7 +29,6 @@ LARGE = replace(world.SHORT, object_size=(0.4, 0.7), word_size=(0.16, 0.26), obj
 CONCEPTS = (vocab.OBJECTS, vocab.COLOURS, vocab.WORDS, vocab.PLACES)
 CONCEPT_COUNTS = tuple(len(names) for names in CONCEPTS)
 CONCEPT_STARTS = tuple(np.concatenate([[0], np.cumsum(CONCEPT_COUNTS)[:-1]]).tolist())
-NOMINAL_FRAMES = 480  # frames of a world video, whatever its nominal duration
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +156,8 @@ def make_batch(backbone: Backbone, size: int, ask_share: float, seed: list[int])
 
 
 def frame_fractions(count: int) -> np.ndarray:
-    """Where uniformly sampled frames stand in a video of NOMINAL_FRAMES frames."""
-    return np.linspace(0, NOMINAL_FRAMES - 1, count, dtype=int) / (NOMINAL_FRAMES - 1)
+    """Where uniformly sampled frames stand in a world video."""
+    return candidate_indices(USUAL_FRAMES, count) / (USUAL_FRAMES - 1)
 
 
 def draw_grids(rng: np.random.Generator, sides: np.ndarray, frames: int) -> np.ndarray:
