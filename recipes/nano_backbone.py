@@ -6,9 +6,11 @@
 One GPU; `--tiny` runs a miniature of it on a CPU. It writes a folder in the hub's layout (config, bf16 safetensors,
 tokenizer, preprocessor settings, card) and a log. What makes it learn, in this order of importance:
 
-- **reading first**: for the first third of the time the vision tower alone learns to name the object, colour, word
-  and place on each frame of single chunks. The same dense loss goes on beside the others afterwards. A contrastive
-  loss alone does not start;
+- **reading first**: for the first third of the time the vision tower learns to name the object, colour, word and
+  place under every token of single chunks, and the language model apart from it to name those in a text. The same
+  losses go on beside the others afterwards. A contrastive loss alone does not start;
+- **glimpses before videos**: most batches of the second part begin as one or two chunks with a sentence for each, and
+  give way to whole videos over 600 steps;
 - **a concept loss on the embedding**: videos and texts must name what they hold through one shared head, which lines
   the two up before the contrastive loss has anything to sharpen;
 - **the contrastive losses**: whole description and single moments against videos, each with its own weight;
@@ -119,9 +121,11 @@ class Trainer:
         return torch.cat(vectors), features.pooler_output
 
     def reading_losses(self, reading: Reading, heads: Heads) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The dense losses alone, on single chunks."""
+        """The dense losses on single chunks, and the concepts of texts."""
         tokens = self.backbone.see(*self.pixels(reading.groups)).pooler_output
-        return self._dense(heads, tokens, reading)
+        terms, watch = self._dense(heads, tokens, reading)
+        terms["concept"] = heads.concept_loss(self.embed(reading.phrases), reading.phrase_concepts.to(self.device))
+        return terms, watch
 
     def _dense(self, heads: Heads, tokens: torch.Tensor, batch: Reading | Batch) -> tuple[dict, dict]:
         """The dense loss of merged tokens as one term, and its parts to watch."""
@@ -184,32 +188,27 @@ WEIGHTS = {"dense": 0.3, "concept": 0.5, "video": 0.5, "moment": 1.0, "question"
 class Optimiser:
     """Muon on the matrices inside blocks, AdamW on the rest, both on fp32 masters of weights that may be bf16."""
 
-    def __init__(self, weights: dict[str, nn.Parameter], rate: float) -> None:
-        self.weights, self.rate = list(weights.values()), rate
+    def __init__(self, weights: dict[str, nn.Parameter]) -> None:
+        self.weights = list(weights.values())
         self.masters = [nn.Parameter(weight.detach().float().clone()) for weight in self.weights]
         inner = [weight.ndim == 2 and (".blocks." in name or ".layers." in name) for name, weight in weights.items()]
         matrices = [master for master, is_inner in zip(self.masters, inner, strict=True) if is_inner]
         others = [master for master, is_inner in zip(self.masters, inner, strict=True) if not is_inner]
         fused = others[0].is_cuda
         self.parts = [
-            Muon(matrices, rate, weight_decay=0.05),
-            torch.optim.AdamW(others, lr=rate, weight_decay=0.05, betas=(0.9, 0.98), fused=fused),
+            Muon(matrices, lr=0.0, weight_decay=0.05),
+            torch.optim.AdamW(others, lr=0.0, weight_decay=0.05, betas=(0.9, 0.98), fused=fused),
         ]
 
-    def refresh(self) -> None:
-        """Takes over weights that something else has trained meanwhile."""
-        with torch.no_grad():
-            torch._foreach_copy_(self.masters, [weight.float() for weight in self.weights])
-
-    def step(self, share: float) -> None:
-        """One step at `share` of the full rate; gradients are clipped to norm 1 and cleared."""
+    def step(self, rate: float) -> None:
+        """One step; gradients are clipped to norm 1 and cleared."""
         for master, weight in zip(self.masters, self.weights, strict=True):
             master.grad = torch.zeros_like(master) if weight.grad is None else weight.grad.float()
             weight.grad = None
         torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = self.rate * share
+                group["lr"] = rate
             part.step()
         with torch.no_grad():
             torch._foreach_copy_(self.weights, self.masters)
@@ -220,6 +219,7 @@ def run_stage(
     make: Callable[[list[int]], object],
     losses: Callable[[object], tuple[dict, dict]],
     optimiser: Optimiser,
+    rate: float,
     minutes: float,
     options: argparse.Namespace,
 ) -> int:
@@ -235,7 +235,7 @@ def run_stage(
         waited += time.monotonic() - asked
         terms, watch = losses(batch)
         sum(WEIGHTS[term] * value for term, value in terms.items()).backward()
-        optimiser.step(share)
+        optimiser.step(rate * share)
         for key, value in {**terms, **watch}.items():
             sums.setdefault(key, []).append(value.detach())
         step += 1
@@ -277,8 +277,7 @@ def train(options: argparse.Namespace) -> None:
     model = backbone.model.to(device).requires_grad_(True).train()
     # fp32 masters are taken before the weights become bf16.
     named = {**dict(model.named_parameters()), **{f"heads.{name}": head for name, head in heads.named_parameters()}}
-    tower = {name: weight for name, weight in named.items() if name.startswith(("visual.", "heads."))}
-    optimisers = [Optimiser(tower, options.lr), Optimiser(named, 0.75 * options.lr)]
+    optimiser = Optimiser(named)
     if device.type == "cuda":
         model.to(torch.bfloat16)
     if options.compile:
@@ -288,11 +287,12 @@ def train(options: argparse.Namespace) -> None:
     trainer = Trainer(backbone, device, atlas)
     reading = partial(make_reading, backbone, options.chunks)
     batches = partial(make_batch, backbone, options.batch, 0.25)
+    read = lambda batch: trainer.reading_losses(batch, heads)  # noqa: E731
+    embed = lambda batch: trainer.losses(batch, heads)  # noqa: E731
     first = options.minutes * options.reading_share
-    steps = [run_stage("reading", reading, lambda r: trainer.reading_losses(r, heads), optimisers[0], first, options)]
-    optimisers[1].refresh()
+    steps = [run_stage("reading", reading, read, optimiser, options.lr, first, options)]
     rest = options.minutes - (time.monotonic() - started) / 60
-    steps += [run_stage("embedding", batches, lambda b: trainer.losses(b, heads), optimisers[1], rest, options)]
+    steps += [run_stage("embedding", batches, embed, optimiser, 0.75 * options.lr, rest, options)]
     model.eval().requires_grad_(False)
     # A closing look at worlds that are neither the training's nor the shipped test's.
     with torch.compiler.set_stance("force_eager"):  # not worth compiling again without gradients

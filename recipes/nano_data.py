@@ -25,6 +25,7 @@ from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS, slots_at
 
 FRAME_COUNTS = {8: 0.25, 16: 0.12, 24: 0.50, 32: 0.08, 48: 0.05}
 NOTHING = -1
+GLIMPSE_STEPS = 600  # over which glimpses give way to whole videos
 LARGE = replace(world.SHORT, object_size=(0.4, 0.7), word_size=(0.16, 0.26), object_skew=1.0, word_skew=1.0)
 CONCEPTS = (vocab.OBJECTS, vocab.COLOURS, vocab.WORDS, vocab.PLACES)
 CONCEPT_COUNTS = tuple(len(names) for names in CONCEPTS)
@@ -38,6 +39,7 @@ class Group:
     timelines: world.Timelines
     fractions: np.ndarray  # (T,), or (b, T) where every video has its own
     grids: np.ndarray  # (b, T/2, 2) merged rows and cols
+    glimpse: bool = False  # a chunk or two cut out of the video, to be described by what they show
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +97,8 @@ class Reading:
     groups: list[Group]
     chunk_labels: torch.Tensor  # (chunks, 2 frames, 4 kinds of concept)
     chunk_marks: torch.Tensor  # (chunks, 2 frames, 6): where object and sign are
+    phrases: Tokens  # texts for the language model to learn to read meanwhile
+    phrase_concepts: torch.Tensor  # (phrases, V) bool
 
 
 def make_reading(backbone: Backbone, size: int, seed: list[int]) -> Reading:
@@ -103,7 +107,8 @@ def make_reading(backbone: Backbone, size: int, seed: list[int]) -> Reading:
     Half the videos show things larger than the world does: they are what an untrained tower learns from first.
     """
     rng = np.random.default_rng(seed)
-    groups, labels, marks = [], [], []
+    plain = random.Random(int(rng.integers(2**62)))
+    groups, labels, marks, phrases, concepts = [], [], [], [], []
     for number, way in enumerate(("landscape", "portrait")):
         draws = [
             world.draw(size // 12, [*seed, number, i], "short", "train", orientation=way, config=config)
@@ -117,7 +122,22 @@ def make_reading(backbone: Backbone, size: int, seed: list[int]) -> Reading:
         groups.append(Group(timelines, fractions, grids_at(scales, native_sides(backbone, way, len(timelines)))))
         labels.append(frame_labels(world.events_at(timelines, fractions), event_facts(timelines)))
         marks.append(frame_marks(timelines, fractions))
-    return Reading(groups, torch.from_numpy(np.concatenate(labels)), torch.from_numpy(np.concatenate(marks)))
+        facts = event_facts(timelines)
+        for video in range(len(timelines)):
+            event = plain.randrange(int(timelines.events[video]))
+            phrases.append(world.describe_moment(timelines, video, event, plain))
+            concepts.append(multi_hot(facts[video, event]))
+    for name in plain.sample(sorted(_ANSWERS), min(len(phrases), 96)):
+        phrases.append(name)
+        concepts.append(multi_hot([_ANSWERS[name]]))
+    items = [Item(text, instruction=plain.choice((None, backbone.query_instruction))) for text in phrases]
+    return Reading(
+        groups=groups,
+        chunk_labels=torch.from_numpy(np.concatenate(labels)),
+        chunk_marks=torch.from_numpy(np.concatenate(marks)),
+        phrases=Tokens.of(backbone.rows(items)),
+        phrase_concepts=torch.from_numpy(np.stack(concepts)),
+    )
 
 
 def native_sides(backbone: Backbone, way: str, count: int) -> np.ndarray:
@@ -141,7 +161,12 @@ def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks
 
 
 def make_batch(backbone: Backbone, size: int, ask_share: float, seed: list[int]) -> Batch:
-    """Landscape and portrait videos, each half short and half long, in two groups with their own frame counts."""
+    """Landscape and portrait videos, each half short and half long, in two groups with their own frame counts.
+
+    Early on most groups are glimpses: one chunk or two of a video, with a sentence for each. What a moment looks like
+    must be learned before whole videos can be told apart by their moments.
+    """
+    glimpses = max(0.15, 0.8 - 0.65 * seed[-1] / GLIMPSE_STEPS)
     rng = np.random.default_rng(seed)
     plain = random.Random(int(rng.integers(2**62)))
     groups = []
@@ -149,8 +174,14 @@ def make_batch(backbone: Backbone, size: int, ask_share: float, seed: list[int])
         kinds = ("short", "long")
         draws = [world.draw(size // 4, [*seed, number], kind, "train", orientation=way) for kind in kinds]
         timelines = world.concat(draws)
-        frames = int(rng.choice(list(FRAME_COUNTS), p=list(FRAME_COUNTS.values())))
         sides = native_sides(backbone, way, len(timelines))
+        if rng.random() < glimpses:
+            chunks = int(rng.integers(1, 3))
+            fractions = np.sort(event_fractions(rng, timelines, chunks), 1)
+            scales = rng.choice(np.exp(rng.uniform(np.log(0.4), np.log(1.6), 4)), (len(timelines), chunks))
+            groups.append(Group(timelines, fractions, grids_at(scales, sides), glimpse=True))
+            continue
+        frames = int(rng.choice(list(FRAME_COUNTS), p=list(FRAME_COUNTS.values())))
         groups.append(Group(timelines, frame_fractions(frames), draw_grids(rng, sides, frames)))
     return assemble(backbone, groups, plain, ask_share)
 
@@ -201,7 +232,10 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
                 continue
             items[-1].append(Item(None, patches))
             concepts.append(multi_hot(facts[video, visible].ravel() if visible else []))
-            descriptions.append(world.describe_video(timelines, video, plain))
+            if group.glimpse and visible:
+                descriptions.append(world.describe_moment(timelines, video, plain.choice(visible), plain))
+            else:
+                descriptions.append(world.describe_video(timelines, video, plain))
             for event in plain.choices(visible, k=2) if visible else (0, 0):
                 moments.append(world.describe_moment(timelines, video, event, plain))
                 moment_concepts.append(multi_hot(facts[video, event]))
@@ -278,7 +312,8 @@ _ANSWERS |= {phrases[0]: CONCEPT_STARTS[3] + i for i, phrases in enumerate(vocab
 def hollow_patches(backbone: Backbone, group: Group, video: int) -> Patches:
     """Grids and times of a video without its pixels: all that the token row needs."""
     grids = torch.from_numpy(group.grids[video] * backbone.geometry.merge)
-    seconds = (group.fractions * group.timelines.duration[video]).reshape(-1, 2).mean(1)
+    fractions = group.fractions if group.fractions.ndim == 1 else group.fractions[video]
+    seconds = (fractions * group.timelines.duration[video]).reshape(-1, 2).mean(1)
     return Patches(
         torch.empty(0, dtype=torch.uint8),
         torch.cat([torch.ones(len(grids), 1, dtype=torch.long), grids], 1),

@@ -31,7 +31,7 @@ SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
     *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
 )
-VOCABULARY = {"qwen3": 1024, "qwen2": 1280}
+VOCABULARY = {"qwen3": 2048, "qwen2": 1792}  # enough for most names and signs to be one token
 
 
 def build_backbone(family: str, *, tiny: bool = False) -> Backbone:
@@ -72,7 +72,7 @@ def _qwen3(tokenizer: PreTrainedTokenizerFast, tiny: bool) -> PreTrainedModel:
     config = Qwen3VLConfig(
         text_config={
             "hidden_size": width,
-            "intermediate_size": 608 if not tiny else 128,
+            "intermediate_size": 544 if not tiny else 128,
             "num_hidden_layers": layers,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
@@ -112,7 +112,7 @@ def _qwen2(tokenizer: PreTrainedTokenizerFast, tiny: bool) -> PreTrainedModel:
     config = Qwen2VLConfig(
         text_config={
             "hidden_size": width,
-            "intermediate_size": 704 if not tiny else 128,
+            "intermediate_size": 656 if not tiny else 128,
             "num_hidden_layers": layers,
             "num_attention_heads": 5 if not tiny else 1,
             "num_key_value_heads": 5 if not tiny else 1,
