@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Trains both nano backbones side by side on one GPU. Alone, either waits for its host half the time; together they
+# fill the card.
+#
+#     recipes/nano_backbones.sh [OUT] [MINUTES] [more options of nano_backbone.py]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-out}
+minutes=${2:-9}
+shift $(($# < 2 ? $# : 2))
+workers=$((($(nproc) - 2) / 2))
+pids=()
+for family in qwen3 qwen2; do
+    mkdir -p "$out/nano-$family"
+    PYTHONPATH=. PYTHONUNBUFFERED=1 PYTORCH_ALLOC_CONF=expandable_segments:True \
+        python3 recipes/nano_backbone.py --family "$family" --minutes "$minutes" --workers "$workers" \
+        --out "$out/nano-$family" "$@" >"$out/nano-$family/log.txt" 2>&1 &
+    pids+=($!)
+done
+failed=0
+for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+tail -n 25 "$out"/nano-*/log.txt
+exit "$failed"
