@@ -40,8 +40,11 @@ def make_patches(backbone, grids: list[tuple[int, int]], seed: int = 0, step: fl
     return to_patches(frames, np.arange(len(frames)) * step, allocation, backbone.geometry)
 
 
-def ordinary_vector(folder, backbone, item: Item) -> torch.Tensor:
-    """The model's own path: one video of T rows, transformers' own attention and (Qwen3-VL) its own positions."""
+def ordinary_vector(folder, backbone, item: Item, *, one_video: bool = True) -> torch.Tensor:
+    """The model's own path: one video of T rows, transformers' own attention and (Qwen3-VL) its own positions.
+
+    With `one_video=False` every chunk is a video of one row, which the model's own code takes at any size.
+    """
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     row = backbone.rows([item])[0]
     ids = torch.tensor(row.ids)[None]
@@ -54,7 +57,7 @@ def ordinary_vector(folder, backbone, item: Item) -> torch.Tensor:
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             pixel_values_videos=item.patches.normalised(),
-            video_grid_thw=torch.tensor([[count, height, width]]),
+            video_grid_thw=torch.tensor([[count, height, width]]) if one_video else item.patches.grids,
             **extra,
         ).last_hidden_state
     return torch.nn.functional.normalize(hidden[:, -1], dim=-1)
@@ -63,6 +66,11 @@ def ordinary_vector(folder, backbone, item: Item) -> torch.Tensor:
 def test_scale_one_equals_the_models_ordinary_path_bit_for_bit(folder, backbone):
     item = Item("what is it?", make_patches(backbone, [(2, 3)] * 4))
     assert torch.equal(backbone.embed([item]), ordinary_vector(folder, backbone, item))
+
+
+def test_mixed_grids_equal_the_models_own_forward_bit_for_bit(folder, backbone):
+    item = Item("what is it?", make_patches(backbone, [(1, 1), (3, 4), (2, 2), (3, 4)]))
+    assert torch.equal(backbone.embed([item]), ordinary_vector(folder, backbone, item, one_video=False))
 
 
 def test_a_wrong_position_rule_changes_the_vector(folder, backbone):
