@@ -115,10 +115,7 @@ class AllocEmbed:
 
     def encode_video(self, source: Source, text: str | None = None, *, instruction: str | None = None) -> Embedding:
         """Embeds one video, with the task text or question that belongs to it; raises VideoError if it can't."""
-        (result,) = self.stream([source], text, instruction=instruction)
-        if isinstance(result, Failure):
-            raise result.error
-        return result
+        return self.encode_videos([source], text, instruction=instruction)[0]
 
     def encode_videos(
         self,

@@ -1,8 +1,8 @@
 """What training needs beside the model and inference does not: heads that make vision tokens and vectors name things.
 
 Every merged token that lies on an object must name it and its colour, every token on a sign the word and the letters
-under it, every token the place. Labels come from where the world put things, at token precision: a pooled label for a
-whole chunk took ten times as long to start, because nothing told the tower where to look.
+under it, every token the place. Labels come from where the world put things, at token precision: with one pooled
+label for a whole chunk, nothing tells the tower where to look.
 """
 
 from __future__ import annotations

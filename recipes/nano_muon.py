@@ -1,7 +1,7 @@
 """Muon, batched over matrices of one shape.
 
 The algorithm of `torch.optim.Muon` with its "match_rms_adamw" rate: momentum, orthogonalised by five Newton-Schulz
-steps. That one goes matrix by matrix, some 3,000 kernel launches a step for a nano model; this one needs a tenth.
+steps. That one goes matrix by matrix; a nano model has some sixty of them, in about ten shapes.
 """
 
 from __future__ import annotations
