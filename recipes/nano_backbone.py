@@ -11,9 +11,10 @@ tokenizer, preprocessor settings, card) and a log. How it is made to learn:
   losses go on beside the others afterwards. A contrastive loss alone did not start in
   an earlier probe;
 - **glimpses before videos**: most batches of the second part begin as one or two chunks with a sentence for each, and
-  give way to whole videos over 600 steps;
+  give way to whole videos over 400 steps;
 - **a concept loss on the embedding**: videos and texts must name what they hold through one shared head, which lines
-  the two up before the contrastive loss has anything to sharpen;
+  the two up before the contrastive loss has anything to sharpen; so must the language model at the end of every chunk,
+  which is a dozen lessons a video instead of one;
 - **the contrastive losses**: whole description and single moments against videos, each with its own weight;
 - **resolution as data**: random frame counts, budgets and per-chunk scales in every batch.
 
@@ -63,6 +64,7 @@ from allocembed.resize import Geometry, normalise, patchify, resize
 from allocembed.world.atlas import WORD_HEIGHT
 
 CHECK_SEED = 777_001
+DECAY = 0.35  # share of a stage over which the rate falls to nothing
 
 
 class Trainer:
@@ -100,26 +102,32 @@ class Trainer:
             sized = resize(frames[pairs], (int(rows) * geometry.factor, int(cols) * geometry.factor))
             patches[where] = patchify(sized, geometry)
 
-    def embed(self, tokens: Tokens, features: object = None) -> torch.Tensor:
-        """Unit vectors (N, width) in fp32 of token rows."""
-        tokens = tokens.to(self.device)
-        hidden = self.backbone.read(tokens.ids, tokens.positions, features)
-        pooled = hidden[torch.arange(len(tokens.last), device=self.device), tokens.last]
-        return F.normalize(pooled.float(), dim=-1)
+    def embed(self, tokens: Tokens) -> torch.Tensor:
+        """Unit vectors (N, width) in fp32 of token rows without a video."""
+        return self._read(tokens, tokens.last[:, None])[:, 0]
 
-    def embed_videos(self, groups: list[Group], rows: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Vectors of the videos and their merged vision tokens.
+    def embed_videos(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Vectors of the videos, of their chunks where each ends, and the merged vision tokens.
 
         The vision tower sees all chunks at once; the language model reads group by group, which saves padding.
         """
-        pixels, grids = self.pixels(groups)
+        pixels, grids = self.pixels(batch.groups)
         features = self.backbone.see(pixels, grids)
-        ends = np.cumsum([group.grids.prod(-1).sum() for group in groups])
-        vectors = [
-            self.embed(tokens, slice_features(features, start, end))
-            for tokens, start, end in zip(rows, [0, *ends[:-1]], ends, strict=True)
-        ]
-        return torch.cat(vectors), features.pooler_output
+        ends = np.cumsum([group.grids.prod(-1).sum() for group in batch.groups])
+        videos, chunks = [], []
+        for tokens, where, start, end in zip(batch.videos, batch.chunk_ends, [0, *ends[:-1]], ends, strict=True):
+            at = torch.cat([where, tokens.last[:, None]], 1)
+            read = self._read(tokens, at, slice_features(features, start, end))
+            videos.append(read[:, -1])
+            chunks.append(read[:, :-1].flatten(0, 1))
+        return torch.cat(videos), torch.cat(chunks), features.pooler_output
+
+    def _read(self, tokens: Tokens, at: torch.Tensor, features: object = None) -> torch.Tensor:
+        """Unit vectors (N, k, width) in fp32 of what the language model holds `at` (N, k) tokens of each row."""
+        tokens = tokens.to(self.device)
+        hidden = self.backbone.read(tokens.ids, tokens.positions, features)
+        rows = torch.arange(len(at), device=self.device)[:, None]
+        return F.normalize(hidden[rows, at.to(self.device, non_blocking=True)].float(), dim=-1)
 
     def reading_losses(self, reading: Reading, heads: Heads) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The dense losses on single chunks, and the concepts of texts."""
@@ -142,8 +150,9 @@ class Trainer:
     def losses(self, batch: Batch, heads: Heads) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The loss terms of a batch, and accuracies to watch."""
         to = lambda tensor: tensor.to(self.device, non_blocking=True)  # noqa: E731
-        vectors, merged = self.embed_videos(batch.groups, batch.videos)
+        vectors, chunks, merged = self.embed_videos(batch)
         dense, watch = self._dense(heads, merged, batch)
+        named = heads.chunk_losses(chunks, to(batch.chunk_labels))
         asks = to(batch.asks)
         plain, asked = vectors[~asks], vectors[asks]
         described = self.embed(batch.descriptions)
@@ -155,11 +164,12 @@ class Trainer:
         single = scale * moments @ plain.T
         terms = {
             **dense,
+            "chunk": named.pop("chunk"),
             "concept": heads.concept_loss(vectors, present) + heads.concept_loss(moments, to(batch.moment_concepts)),
             "video": (F.cross_entropy(whole, order) + F.cross_entropy(whole.T, order)) / 2,
             "moment": F.cross_entropy(single, order.repeat_interleave(2)),
         }
-        watch |= {
+        watch |= named | {
             "video@1": (whole.argmax(1) == order).float().mean(),
             "moment@1": (single.argmax(1) == order.repeat_interleave(2)).float().mean(),
         }
@@ -183,7 +193,7 @@ def slice_features(features: object, start: int, end: int) -> SimpleNamespace:
     return SimpleNamespace(pooler_output=features.pooler_output[start:end], deepstack_features=layers)
 
 
-WEIGHTS = {"dense": 0.3, "concept": 0.5, "video": 0.5, "moment": 1.0, "question": 0.5}
+WEIGHTS = {"dense": 0.3, "chunk": 0.5, "concept": 0.5, "video": 0.5, "moment": 1.0, "question": 0.5}
 
 
 class Optimiser:
@@ -230,7 +240,7 @@ def run_stage(
     started, step, waited, sums = time.monotonic(), 0, 0.0, {}
     while (elapsed := time.monotonic() - started) < minutes * 60 and step < options.steps:
         progress = max(elapsed / (minutes * 60), step / options.steps)
-        share = min(1, (step + 1) / 150) * (0.5 * (1 + math.cos(math.pi * progress)) * 0.98 + 0.02)
+        share = min(1, (step + 1) / 150, max(0.02, (1 - progress) / DECAY))
         asked = time.monotonic()
         batch = next(loader)
         waited += time.monotonic() - asked

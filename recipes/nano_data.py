@@ -25,7 +25,7 @@ from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS, slots_at
 
 FRAME_COUNTS = {8: 0.25, 16: 0.12, 24: 0.50, 32: 0.08, 48: 0.05}
 NOTHING = -1
-GLIMPSE_STEPS = 600  # over which glimpses give way to whole videos
+GLIMPSE_STEPS = 400  # over which glimpses give way to whole videos
 LARGE = replace(world.SHORT, object_size=(0.4, 0.7), word_size=(0.16, 0.26), object_skew=1.0, word_skew=1.0)
 CONCEPTS = (vocab.OBJECTS, vocab.COLOURS, vocab.WORDS, vocab.PLACES)
 CONCEPT_COUNTS = tuple(len(names) for names in CONCEPTS)
@@ -65,6 +65,7 @@ class Batch:
 
     groups: list[Group]
     videos: list[Tokens]  # one for every group, whose rows are of similar length
+    chunk_ends: list[torch.Tensor]  # (b, T/2) for every group: where in its row each chunk's last token stands
     asks: torch.Tensor  # (B,) bool
     chunk_labels: torch.Tensor  # (chunks, 2 frames, 4 kinds of concept), NOTHING where no event is on screen
     chunk_marks: torch.Tensor  # (chunks, 2 frames, 6): where object and sign are
@@ -244,10 +245,11 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
         return [Item(text, instruction=query if plain.random() < 0.7 else None) for text in texts]
 
     phrases = [*queries(moments), *(Item(option) for option in options)]
-
+    rows = [backbone.rows(group_items) for group_items in items]
     return Batch(
         groups=groups,
-        videos=[Tokens.of(backbone.rows(group_items)) for group_items in items],
+        videos=[Tokens.of(group_rows) for group_rows in rows],
+        chunk_ends=[chunk_ends(backbone, group, group_rows) for group, group_rows in zip(groups, rows, strict=True)],
         asks=torch.tensor(asks),
         chunk_labels=torch.from_numpy(np.concatenate(labels)),
         chunk_marks=torch.from_numpy(np.concatenate(marks)),
@@ -257,6 +259,13 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
         answers=torch.tensor(answers, dtype=torch.long),
         moment_concepts=torch.from_numpy(np.stack(moment_concepts)),
     )
+
+
+def chunk_ends(backbone: Backbone, group: Group, rows: Sequence[Row]) -> torch.Tensor:
+    """(b, T/2) index in each row of the last vision token of each chunk."""
+    ends = group.grids.prod(-1).cumsum(1) - 1
+    where = [np.flatnonzero(row.ids == backbone.video_token)[last] for row, last in zip(rows, ends, strict=True)]
+    return torch.from_numpy(np.stack(where))
 
 
 def event_facts(timelines: world.Timelines) -> np.ndarray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from nano_data import CONCEPT_COUNTS
+from nano_data import CONCEPT_COUNTS, CONCEPT_STARTS
 from torch import nn
 
 from allocembed.world import vocabulary as vocab
@@ -56,6 +56,7 @@ class Heads(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(math.log(14.0)))
         spelled = [[ord(letter) - 65 for letter in word] + [-1] * (LONGEST - len(word)) for word in vocab.WORDS]
         self.register_buffer("spelled", torch.tensor(spelled), persistent=False)
+        self.register_buffer("starts", torch.tensor(CONCEPT_STARTS), persistent=False)
         self.register_buffer("aspects", word_aspects[: len(vocab.WORDS)].clone(), persistent=False)
 
     def dense_losses(
@@ -117,6 +118,20 @@ class Heads(nn.Module):
         """Unit vectors (N, width) must rank the concepts they hold, (N, V) bool, above all others."""
         scores = self.concept(vectors * self.concept_scale.exp()).log_softmax(-1)
         return -((scores * present).sum(-1) / present.sum(-1).clamp(min=1)).mean()
+
+    def chunk_losses(self, vectors: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What chunks show, labels (C, 2, 4), must be named where the language model has just read them, (C, width)."""
+        width = sum(CONCEPT_COUNTS)
+        numbers = torch.where(labels >= 0, labels + self.starts, width).flatten(1)
+        present = torch.zeros(len(labels), width + 1, device=labels.device).scatter_(1, numbers, 1.0)[:, :width]
+        scores = self.concept(vectors * self.concept_scale.exp())
+        results = {"chunk": self.concept_loss(vectors, present)}
+        for kind, name in ((OBJECT, "chunk object@1"), (WORD, "chunk word@1")):
+            start = CONCEPT_STARTS[kind]
+            best = scores[:, start : start + CONCEPT_COUNTS[kind]].argmax(-1, keepdim=True)
+            shown = labels[:, :, kind]
+            results[name] = _mean((best == shown).any(-1).float(), (shown >= 0).any(-1))
+        return results
 
 
 def _mean(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
