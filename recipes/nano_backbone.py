@@ -10,7 +10,7 @@ tokenizer, preprocessor settings, card) and a log. How it is made to learn:
   place under every token of single chunks, and the language model apart from it to name those in a text. The same
   losses go on beside the others afterwards. A contrastive loss alone did not start in
   an earlier probe;
-- **glimpses before videos**: most batches of the second part begin as one or two chunks with a sentence for each, and
+- **glimpses before videos**: most batches of the second part begin as one to four chunks with a sentence for each, and
   give way to whole videos over 400 steps;
 - **a concept loss on the embedding**: videos and texts must name what they hold through one shared head, which lines
   the two up before the contrastive loss has anything to sharpen; so must the language model at the end of every chunk,
@@ -40,15 +40,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 import torch
 import torch.nn.functional as F
-from nano_data import (
-    Batch,
-    Group,
-    Reading,
-    Stream,
-    Tokens,
-    make_batch,
-    make_reading,
-)
+from nano_data import GLIMPSE_STEPS, Batch, Group, Reading, Stream, Tokens, make_batch, make_reading
 from nano_heads import Heads, TokenPlaces
 from nano_model import build_backbone, save_backbone
 from nano_muon import Muon
@@ -64,6 +56,7 @@ from allocembed.resize import Geometry, normalise, patchify, resize
 from allocembed.world.atlas import WORD_HEIGHT
 
 CHECK_SEED = 777_001
+ASK_SHARE = 0.4  # of the videos come with a question
 DECAY = 0.35  # share of a stage over which the rate falls to nothing
 
 
@@ -193,7 +186,7 @@ def slice_features(features: object, start: int, end: int) -> SimpleNamespace:
     return SimpleNamespace(pooler_output=features.pooler_output[start:end], deepstack_features=layers)
 
 
-WEIGHTS = {"dense": 0.3, "chunk": 0.5, "concept": 0.5, "video": 0.5, "moment": 1.0, "question": 0.5}
+WEIGHTS = {"dense": 0.3, "chunk": 0.5, "concept": 0.5, "video": 0.5, "moment": 1.0, "question": 2.0}
 
 
 class Optimiser:
@@ -297,7 +290,7 @@ def train(options: argparse.Namespace) -> None:
             layer.compile(dynamic=True)
     trainer = Trainer(backbone, device, atlas)
     reading = partial(make_reading, backbone, options.chunks)
-    batches = partial(make_batch, backbone, options.batch, 0.25)
+    batches = partial(make_batch, backbone, options.batch, ASK_SHARE, GLIMPSE_STEPS if options.init else 0)
     read = lambda batch: trainer.reading_losses(batch, heads)  # noqa: E731
     embed = lambda batch: trainer.losses(batch, heads)  # noqa: E731
     first = options.minutes * options.reading_share

@@ -3,6 +3,11 @@
 # fill the card.
 #
 #     recipes/nano_backbones.sh [OUT] [MINUTES] [more options of nano_backbone.py]
+#
+# What is already in OUT is trained further; give another --seed then, or the same worlds come again. The shipped files:
+#
+#     recipes/nano_backbones.sh out 8.4
+#     recipes/nano_backbones.sh out 7.5 --reading-share 0 --seed 1
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-out}
@@ -12,9 +17,11 @@ workers=$((($(nproc) - 2) / 2))
 pids=()
 for family in qwen3 qwen2; do
     mkdir -p "$out/nano-$family"
+    init=()
+    if [[ -e "$out/nano-$family/model.safetensors" ]]; then init=(--init "$out/nano-$family"); fi
     PYTHONPATH=. PYTHONUNBUFFERED=1 PYTORCH_ALLOC_CONF=expandable_segments:True \
         python3 recipes/nano_backbone.py --family "$family" --minutes "$minutes" --workers "$workers" \
-        --out "$out/nano-$family" "$@" >"$out/nano-$family/log.txt" 2>&1 &
+        --out "$out/nano-$family" "${init[@]}" "$@" >>"$out/nano-$family/log.txt" 2>&1 &
     pids+=($!)
 done
 failed=0

@@ -161,13 +161,14 @@ def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks
     return np.where(rng.random(events.shape) < 0.12, rng.random(events.shape), on_event)
 
 
-def make_batch(backbone: Backbone, size: int, ask_share: float, seed: list[int]) -> Batch:
+def make_batch(backbone: Backbone, size: int, ask_share: float, done: int, seed: list[int]) -> Batch:
     """Landscape and portrait videos, each half short and half long, in two groups with their own frame counts.
 
-    Early on most groups are glimpses: one chunk or two of a video, with a sentence for each. What a moment looks like
-    must be learned before whole videos can be told apart by their moments.
+    Early on most groups are glimpses: one to four chunks of a video, with a sentence for each. What a moment looks like
+    must be learned before whole videos can be told apart by their moments, and which colour goes with which object
+    before questions can be answered. `done` steps were made in an earlier run.
     """
-    glimpses = max(0.15, 0.8 - 0.65 * seed[-1] / GLIMPSE_STEPS)
+    glimpses = max(0.25, 0.8 - 0.55 * (done + seed[-1]) / GLIMPSE_STEPS)
     rng = np.random.default_rng(seed)
     plain = random.Random(int(rng.integers(2**62)))
     groups = []
@@ -177,7 +178,7 @@ def make_batch(backbone: Backbone, size: int, ask_share: float, seed: list[int])
         timelines = world.concat(draws)
         sides = native_sides(backbone, way, len(timelines))
         if rng.random() < glimpses:
-            chunks = int(rng.integers(1, 3))
+            chunks = int(rng.integers(1, 5))
             fractions = np.sort(event_fractions(rng, timelines, chunks), 1)
             scales = rng.choice(np.exp(rng.uniform(np.log(0.4), np.log(1.6), 4)), (len(timelines), chunks))
             groups.append(Group(timelines, fractions, grids_at(scales, sides), glimpse=True))

@@ -115,9 +115,9 @@ def question(
 ) -> Question:
     """A question about one event, by default a random one of a random kind of `KINDS`.
 
-    Wrong options come from the other events of the video before any others, so knowing what was shown is not
-    enough: what was shown together matters. Objects and words are distinct within a video, so the object or word
-    that the question names points to one event.
+    One wrong option comes from another event of the video, so knowing what was shown is not enough: what was shown
+    together matters. The others were not shown, as long as there are such. Objects and words are distinct within a
+    video, so the object or word that the question names points to one event.
     """
     count = int(timelines.events[video])
     event = rng.randrange(count) if event is None else event
@@ -125,14 +125,12 @@ def question(
     asked = kind.split()[0]
     values = getattr(timelines, asked)[video, EVENT_SLOTS[:count]].tolist()
     right = values[event]
-    wrong = [value for value in dict.fromkeys(values) if value != right]
-    rng.shuffle(wrong)
     answers = _ANSWERS[asked]
-    while len(wrong) < 3:
-        extra = rng.randrange(len(answers))
-        if extra != right and extra not in wrong:
-            wrong.append(extra)
-    options = [right, *wrong[:3]]
+    shown = [value for value in dict.fromkeys(values) if value != right]
+    others = [value for value in range(len(answers)) if value not in values]
+    rng.shuffle(shown)
+    rng.shuffle(others)
+    options = [right, *(shown[:1] + others + shown[1:])[:3]]
     rng.shuffle(options)
     text = rng.choice(QUESTIONS[kind]).format_map(_facts(timelines, video, event, rng, capitals=1.0))
     return Question(text, [answers[value] for value in options], options.index(right), event)
