@@ -22,7 +22,6 @@ from allocembed.options import (
     DimOption,
     DtypeOption,
     InstructionOption,
-    Method,
     RangeOption,
     Seek,
     SeekOption,
@@ -32,6 +31,7 @@ from allocembed.options import (
     progress_bar,
     stderr,
 )
+from allocembed.train_cli import add_train
 
 app = typer.Typer(
     help="Video embeddings under a hard token budget: every frame gets the resolution it deserves.",
@@ -70,10 +70,10 @@ def embed(
         "vectors.npz"
     ),
     backbone: BackboneOption = "qwen3-vl-embedding-2b",
-    allocator: AllocatorOption = Method.uniform,
+    allocator: AllocatorOption = "auto",
     budget: BudgetOption = "8f",
     candidates: CandidatesOption = 24,
-    scale_range: RangeOption = "0.2,1.8",
+    scale_range: RangeOption = None,
     seek: SeekOption = Seek.exact,
     text: TextOption = None,
     instruction: InstructionOption = None,
@@ -117,10 +117,10 @@ def allocate(
     html: Annotated[Path | None, typer.Option(help="Write the filmstrip as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the allocation as JSON.")] = False,
     backbone: BackboneOption = "qwen3-vl-embedding-2b",
-    allocator: AllocatorOption = Method.uniform,
+    allocator: AllocatorOption = "auto",
     budget: BudgetOption = "8f",
     candidates: CandidatesOption = 24,
-    scale_range: RangeOption = "0.2,1.8",
+    scale_range: RangeOption = None,
     seek: SeekOption = Seek.exact,
     text: TextOption = None,
     device: DeviceOption = "auto",
@@ -138,7 +138,7 @@ def allocate(
     embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, None)
     clip = embedder.read(video)
     allocation = embedder.allocate(clip, text)
-    look = {"title": video.name, "method": allocator.value, "factor": embedder.backbone.geometry.factor}
+    look = {"title": video.name, "method": embedder.allocator.name, "factor": embedder.backbone.geometry.factor}
     if png:
         film.save_png(clip, allocation, png, **look)
     if html:
@@ -166,6 +166,9 @@ def demo(
     from allocembed.demo import run_demo
 
     run_demo(out, backbone, device=device, dtype=dtype)
+
+
+add_train(app)
 
 
 def _print_allocation(clip, allocation) -> None:
@@ -197,7 +200,7 @@ def _load(backbone, allocator, budget, candidates, scale_range, seek, device, dt
         "scale_range": parse_range(scale_range),
         "seek": seek.value,
     }
-    return AllocEmbed.from_pretrained(backbone, allocator.value, device=device, dtype=dtype, dim=dim, **settings)
+    return AllocEmbed.from_pretrained(backbone, allocator, device=device, dtype=dtype, dim=dim, **settings)
 
 
 def main() -> None:

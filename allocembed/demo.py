@@ -21,7 +21,6 @@ from rich.markup import escape
 from rich.status import Status
 
 from allocembed import film, world
-from allocembed.allocators import DEFAULT_ALLOCATOR, load_allocator
 from allocembed.backbones import load_backbone
 from allocembed.benchmarks import nano, report
 from allocembed.embedder import AllocEmbed, Embedding
@@ -72,8 +71,7 @@ def run_demo(
         kept = f", {len(paths) - written} of them from last time" if written < len(paths) else ""
         step.done(f"{len(paths)} videos of 1 to 5 minutes{kept} → {escape(str(out / 'videos'))}")
 
-    learned = _can_be_had("learned")
-    embedder = AllocEmbed(model, "learned" if learned else DEFAULT_ALLOCATOR)
+    embedder = AllocEmbed(model)
     with _step(console, "embed them") as step:
         embeddings = embedder.encode_videos(paths)
         step.done(_spending(embedder, embeddings))
@@ -92,7 +90,7 @@ def run_demo(
         step.done(f"where the tokens of one video went → {escape(str(page))}")
 
     with _step(console, "compare the methods") as step:
-        methods = [*METHODS, "learned"] if learned else METHODS
+        methods = METHODS if embedder.allocator.name in METHODS else [*METHODS, embedder.allocator]
         rows = nano.evaluate(model, methods, limit=sample, progress=step.count)
         step.done(f"the methods beside each other, on {3 * sample} other videos:\n")
     note = f"{sample} of every {nano.VIDEOS} videos: a taste; allocembed eval nano is the measure"
@@ -144,14 +142,6 @@ def _moments(timelines: world.Timelines, paths: Sequence[Path]) -> tuple[list[st
     events = [source.randrange(int(timelines.events[video])) for video in chosen]
     queries = [world.describe_moment(timelines, v, event, source) for v, event in zip(chosen, events, strict=True)]
     return queries, [paths[video] for video in chosen]
-
-
-def _can_be_had(method: str) -> bool:
-    try:
-        load_allocator(method)
-    except ValueError:
-        return False
-    return True
 
 
 def _spending(embedder: AllocEmbed, embeddings: Sequence[Embedding]) -> str:

@@ -17,9 +17,9 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from allocembed.allocators import DEFAULT_ALLOCATOR, Allocator, load_allocator
+from allocembed.allocators import DEFAULT_ALLOCATOR, Allocator, check_allocator, load_allocator
 from allocembed.backbones import DEFAULT_BACKBONE, Backbone, Item, load_backbone
-from allocembed.budget import CANDIDATES, SCALE_RANGE, Allocation, Budget, BudgetError, check_range
+from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
 from allocembed.resize import Patches, to_patches
 from allocembed.video import Clip, DecodeLimits, VideoError, sample
 
@@ -62,17 +62,18 @@ class AllocEmbed:
     """Embeds videos under a token budget with a frozen backbone.
 
     `budget` is "8f" (as many tokens as 8 native frames of the same video) or a number of tokens; `candidates` frames
-    are sampled, and `allocator` gives each pair of them a resolution within `scale_range`.
+    are sampled, and `allocator` (a method by name, or the folder or hub id of a learned one) gives each pair of them a
+    resolution within `scale_range`, which is the allocator's own where none is given.
     """
 
     def __init__(
         self,
         backbone: Backbone,
-        allocator: str | Allocator = DEFAULT_ALLOCATOR,
+        allocator: str | Path | Allocator = DEFAULT_ALLOCATOR,
         *,
         budget: str | int | Budget = "8f",
         candidates: int = CANDIDATES,
-        scale_range: tuple[float, float] = SCALE_RANGE,
+        scale_range: tuple[float, float] | None = None,
         seek: str = "exact",
         limits: DecodeLimits | None = None,
     ) -> None:
@@ -81,10 +82,10 @@ class AllocEmbed:
         if seek not in ("exact", "keyframe"):
             raise ValueError(f"seek must be exact or keyframe, not {seek!r}")
         self.backbone = backbone
-        self.allocator = load_allocator(allocator)
+        self.allocator = load_allocator(allocator, backbone)
         self.budget = Budget.parse(budget)
         self.candidates = candidates
-        self.scale_range = check_range(scale_range)
+        self.scale_range = check_range(scale_range or self.allocator.scale_range)
         self.seek = seek
         self.limits = limits or DecodeLimits()
 
@@ -92,7 +93,7 @@ class AllocEmbed:
     def from_pretrained(
         cls,
         backbone: str | Path = DEFAULT_BACKBONE,
-        allocator: str | Allocator = DEFAULT_ALLOCATOR,
+        allocator: str | Path | Allocator = DEFAULT_ALLOCATOR,
         *,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
@@ -100,6 +101,7 @@ class AllocEmbed:
         **settings,
     ) -> AllocEmbed:
         """Loads a backbone by short name, hub id or folder; `settings` are those of the constructor."""
+        check_allocator(allocator)
         return cls(load_backbone(backbone, device=device, dtype=dtype, dim=dim), allocator, **settings)
 
     def read(self, source: Source) -> Clip:

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from allocembed.options import (
+    METHODS,
     BudgetOption,
     CandidatesOption,
     DeviceOption,
     DtypeOption,
-    Method,
     RangeOption,
     parse_range,
     progress_bar,
@@ -29,12 +29,13 @@ from allocembed.options import (
 
 if TYPE_CHECKING:
     from allocembed.allocators import Allocator
+    from allocembed.backbones import Backbone
     from allocembed.benchmarks.metrics import Row
     from allocembed.benchmarks.nano import Progress
     from allocembed.benchmarks.sweep import Sweep
 
 eval_app = typer.Typer(help="Measure methods: Hit@1, mean rank and realised cost.", no_args_is_help=True)
-ALL_METHODS = ",".join(Method)
+ALL_METHODS = ",".join(METHODS)
 # Written out, because --help does not wait for the imports that know it.
 ALL_SUBSETS = "short-clip,short-video,long-clip,long-video,qa"
 PLOT = "sweep_frames"
@@ -53,7 +54,9 @@ def benchmarks() -> None:
 
 @eval_app.command()
 def nano(
-    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = ALL_METHODS,
+    methods: Annotated[
+        str, typer.Option(help="Which methods, or folders or hub ids of learned allocators, separated by commas.")
+    ] = ALL_METHODS,
     backbones: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,7 +71,7 @@ def nano(
     seed: Annotated[int | None, typer.Option(min=0, help="Fresh test videos instead of the shipped ones.")] = None,
     budget: BudgetOption = "8f",
     candidates: CandidatesOption = 24,
-    scale_range: RangeOption = "0.2,1.8",
+    scale_range: RangeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown into this file.")] = None,
     sweep: Annotated[
@@ -83,7 +86,7 @@ def nano(
 ) -> None:
     """NanoRet: retrieval and questions in the procedural world that the nano models know."""
     from allocembed.backbones import load_backbone
-    from allocembed.benchmarks.nano import check_subsets, evaluate
+    from allocembed.benchmarks.nano import check_subsets
     from allocembed.benchmarks.sweep import sweep_frames
     from allocembed.budget import Budget
     from allocembed.output import make_room
@@ -93,11 +96,12 @@ def nano(
         run = partial(sweep_frames, **settings)
     else:
         check_subsets(_split(subsets))
-        chosen = {"methods": _allocators(_split(methods)), "subsets": _split(subsets), "candidates": candidates}
-        run = partial(evaluate, **chosen, **settings)
+        _check_methods(_split(methods))
+        chosen = {"methods": _split(methods), "subsets": _split(subsets), "candidates": candidates}
+        run = partial(_evaluate, **chosen, **settings)
     for path in filter(None, (markdown, out / PLOT if sweep else None)):
         make_room(path)
-    titles = _titles(backbones or ["nano-qwen3"])
+    titles = _last_parts(backbones or ["nano-qwen3"])
     models = {title: load_backbone(name, device=device, dtype=dtype) for name, title in titles.items()}
     results = {}
     for title, backbone in models.items():
@@ -140,19 +144,44 @@ def _show_sweeps(results: dict[str, Sweep], note: str, as_json: bool, markdown: 
         stderr.print(f"→ {path}")
 
 
-def _allocators(methods: list[str]) -> list[Allocator]:
-    """The allocators of the methods; one that can't be had is skipped, unless it is the only one asked for."""
+def _evaluate(
+    backbone: Backbone,
+    methods: list[str],
+    *,
+    subsets: list[str],
+    limit: int | None,
+    seed: int | None,
+    progress: Progress,
+    **settings: object,
+) -> list[Row]:
+    from allocembed.benchmarks.nano import at_home, evaluate_embedders
+    from allocembed.embedder import AllocEmbed
+
+    home = at_home(backbone)
+    embedders = {label: AllocEmbed(home, found, **settings) for label, found in _allocators(methods, home).items()}
+    return evaluate_embedders(embedders, subsets=subsets, limit=limit, seed=seed, progress=progress)
+
+
+def _check_methods(methods: list[str]) -> None:
+    """Refuses names that can't be methods before any model is loaded."""
+    from allocembed.allocators import check_allocator
+
+    if not methods:
+        raise ValueError(f"there is no method to run: take some of {ALL_METHODS}")
+    for method in methods:
+        check_allocator(method)
+
+
+def _allocators(methods: list[str], backbone: Backbone) -> dict[str, Allocator]:
+    """The allocators by label; where none is shipped as `learned` it is skipped, unless nothing else is asked for."""
     from allocembed.allocators import load_allocator
 
-    if not methods or (unknown := [method for method in methods if method not in list(Method)]):
-        named = f"there is no method {unknown[0]!r}" if methods else "there is no method to run"
-        raise ValueError(f"{named}: take some of {ALL_METHODS}")
-    allocators = []
-    for method in methods:
+    allocators = {}
+    for method, label in _last_parts(methods).items():
         try:
-            allocators.append(load_allocator(method))
+            allocators[label] = load_allocator(method, backbone)
         except ValueError as error:
-            if len(methods) == 1:
+            if method != "learned" or len(methods) == 1:
                 raise
             stderr.print(f"[yellow]without {method}:[/yellow] {escape(str(error))}", soft_wrap=True)
     return allocators
@@ -162,10 +191,10 @@ def _split(names: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
-def _titles(backbones: list[str]) -> dict[str, str]:
-    """A title for each backbone: the last part of its path, unless another one has it too."""
-    short = [Path(name).name for name in backbones]
-    return {name: last if short.count(last) == 1 else name for name, last in zip(backbones, short, strict=True)}
+def _last_parts(names: list[str]) -> dict[str, str]:
+    """A title for each name: the last part of its path, unless another one has it too."""
+    short = [Path(name).name or name for name in names]
+    return {name: last if short.count(last) == 1 else name for name, last in zip(names, short, strict=True)}
 
 
 def _which(backbone: str, results: Mapping[str, object]) -> dict[str, str]:

@@ -20,15 +20,8 @@ class Seek(StrEnum):
     keyframe = "keyframe"
 
 
-class Method(StrEnum):
-    """The six ways to spend a budget."""
-
-    base = "base"
-    full = "full"
-    uniform = "uniform"
-    content = "content"
-    select = "select"
-    learned = "learned"
+METHODS = ("base", "full", "uniform", "content", "select", "learned")
+"""The six ways to spend a budget, written out because --help does not wait for the imports that know them."""
 
 
 def parse_path(text: str) -> Path:
@@ -41,13 +34,28 @@ def parse_path(text: str) -> Path:
 BackboneOption = Annotated[
     str, typer.Option("--backbone", "-b", help="Short name, hub id or local folder of the embedding model.")
 ]
-AllocatorOption = Annotated[Method, typer.Option("--allocator", "-a", help="How the budget is spent over the frames.")]
+AllocatorOption = Annotated[
+    str,
+    typer.Option(
+        "--allocator",
+        "-a",
+        help=f"How the budget is spent over the frames: {', '.join(METHODS)}, the folder or hub id of a learned "
+        "allocator, or auto: learned where one is shipped for the backbone, else uniform.",
+    ),
+]
 BudgetOption = Annotated[
     str,
     typer.Option(help="At most so many visual tokens a video: 8f for 8 native frames' worth, or a number."),
 ]
 CandidatesOption = Annotated[int, typer.Option(min=1, help="Frames sampled from the video before allocation.")]
-RangeOption = Annotated[str, typer.Option("--range", help="Smallest and largest scale of a frame.")]
+RangeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--range",
+        help="Smallest and largest scale of a frame.",
+        show_default="0.2,1.8, or what the allocator was trained with",
+    ),
+]
 SeekOption = Annotated[
     Seek,
     typer.Option(help="exact: the very frames; keyframe: the nearest keyframe where it is near, much faster."),
@@ -61,10 +69,12 @@ DtypeOption = Annotated[
 DimOption = Annotated[int | None, typer.Option(help="Keep only the first dimensions of the vector (Matryoshka).")]
 
 
-def parse_range(text: str) -> tuple[float, float]:
-    """Reads the two numbers of --range."""
+def parse_range(text: str | None) -> tuple[float, float] | None:
+    """Reads the two numbers of --range, where it is given."""
     from allocembed.budget import BudgetError, check_range
 
+    if text is None:
+        return None
     try:
         return check_range(tuple(float(bound) for bound in text.split(",")))
     except (ValueError, TypeError) as error:

@@ -18,6 +18,9 @@ from allocembed.benchmarks import nano
 from allocembed.benchmarks.sweep import FRAME_COUNTS
 from allocembed.cli import app
 from allocembed.eval_cli import ALL_SUBSETS
+from allocembed.options import METHODS as METHOD_NAMES
+from allocembed.policy.frame_module import FrameModuleConfig
+from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.video import sample
 from allocembed.world import vocabulary as vocab
 from allocembed.world.timeline import EVENT_SLOTS
@@ -239,18 +242,32 @@ def test_the_command_prints_the_promised_json_and_nothing_else(folder, tmp_path)
     assert list(shown) == ["rows"] and len(shown["rows"]) == 4
     keys = ["method", "subset", "hit@1", "mean_rank", "cost", "over_budget", "n"]
     assert all(list(row) == keys for row in shown["rows"])
-    assert "no learned allocator yet" in result.stderr
+    assert "without learned: no learned allocator is shipped for" in result.stderr
     result = run("eval", "nano", "--backbone", folder, "--methods", "base,full", *words, "--markdown", table)
     assert result.exit_code == 0, result.output
     assert "only the first 2 of every 500" in table.read_text() and "seed 3" in table.read_text()
     assert "NanoRet, nano-tiny" in result.stdout and "2.000×" in result.stdout
 
 
+def test_learned_allocators_are_measured_by_their_folders(folder, tmp_path):
+    module = FrameModuleConfig(visual_width=64, text_width=64, width=16, heads=2, layers=1)
+    for name in ("one", "two"):
+        ScalePolicy(PolicyConfig(module, "backbone", str(folder))).save_pretrained(tmp_path / name)
+    methods = f"base,{tmp_path / 'one'},{tmp_path / 'two'}"
+    words = ("--limit", 2, "--budget", "2f", "--candidates", 4, "--subsets", "qa", "--json")
+    result = run("eval", "nano", "--backbone", folder, "--methods", methods, *words)
+    assert result.exit_code == 0, result.output
+    rows = {row["method"]: row for row in json.loads(result.stdout)["rows"]}
+    assert list(rows) == ["base", "one", "two"]
+    assert rows["one"]["over_budget"] == 0 and rows["one"]["cost"] <= 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--methods", "base,magic"], "there is no method 'magic'"),
-        (["--methods", "learned"], "no learned allocator yet"),
+        (["--methods", "base,magic"], "there is no allocator 'magic'"),
+        (["--methods", "learned"], "no learned allocator is shipped"),
+        (["--methods", "base,no/allocator"], "the allocator 'no/allocator' can't be had"),
         (["--methods", ","], "no method to run"),
         (["--subsets", "tall-video"], "there is no subset 'tall-video'"),
         (["--limit", "0"], "limit"),
@@ -266,8 +283,9 @@ def test_wrong_options_are_named(folder, words, message):
     assert message in f"{result.exception} {result.output}"
 
 
-def test_the_command_knows_the_subsets_without_importing_them():
+def test_the_command_knows_the_subsets_and_methods_without_importing_them():
     assert ",".join(nano.SUBSETS) == ALL_SUBSETS
+    assert {*METHODS, "learned"} == set(METHOD_NAMES)
 
 
 def test_a_model_that_is_not_bundled_is_missed_by_name(tmp_path, monkeypatch):
@@ -320,6 +338,19 @@ def test_the_demo_runs_from_nothing_and_again_from_what_is_there(folder, small_f
     again, same = show()
     assert [film.stat().st_mtime_ns for film in films] == written and "3 of them from last time" in again
     assert [answer.found for answer in same] == [answer.found for answer in answers]
+
+
+def test_the_demo_shows_the_shipped_allocator_beside_the_others(folder, small_films, tmp_path, monkeypatch):
+    from allocembed.backbones import loading
+
+    module = FrameModuleConfig(visual_width=64, text_width=64, width=16, heads=2, layers=1)
+    ScalePolicy(PolicyConfig(module, "backbone", "nano-qwen3")).save_pretrained(tmp_path / "policy")
+    entry = loading.Entry(str(folder), allocator=str(tmp_path / "policy"))
+    monkeypatch.setitem(loading.REGISTRY, "nano-qwen3", entry)
+    console = Console(file=io.StringIO(), width=100)
+    demo.run_demo(tmp_path, videos=2, sample=2, device="cpu", console=console)
+    said = console.file.getvalue()
+    assert "embedded by learned" in said and "\nlearned" in said and "\ncontent" in said
 
 
 def test_the_demo_writes_only_the_videos_it_lacks(small_films, tmp_path):

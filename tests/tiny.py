@@ -14,6 +14,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
 )
 
 SPECIAL = [
@@ -111,6 +113,25 @@ def save_qwen3(folder: Path) -> Path:
     _save(Qwen3VLForConditionalGeneration(config), folder)
     size = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
     _save_preprocessor(folder, "Qwen2VLImageProcessorFast", [0.5] * 3, [0.5] * 3, size)
+    return folder
+
+
+def save_smol(folder: Path) -> Path:
+    """A SmolVLM2 checkpoint, as the hub has it: the whole model with its head. 16 tokens for a frame of 64 pixels."""
+    tokenizer = save_tokenizer(folder)
+    torch.manual_seed(2)
+    text = {**TEXT, "model_type": "llama", "vocab_size": len(tokenizer), "hidden_size": 24, "head_dim": 6}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = SmolVLMConfig(
+        text_config=text | {"pad_token_id": tokenizer.pad_token_id},
+        vision_config=vision | {"image_size": 64, "patch_size": 8},
+        scale_factor=2,
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        tie_word_embeddings=True,
+    )
+    _save(SmolVLMForConditionalGeneration(config), folder)
+    settings = {"image_processor_type": "SmolVLMImageProcessor", "image_mean": [0.4, 0.5, 0.6], "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 

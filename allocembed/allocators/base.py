@@ -14,6 +14,7 @@ from allocembed.budget import (
     Budget,
     Grid,
     base_cost,
+    check_range,
     chunk_count,
     chunk_frames,
     grids_at,
@@ -21,7 +22,7 @@ from allocembed.budget import (
 )
 
 if TYPE_CHECKING:
-    from allocembed.video import Clip
+    from allocembed.frames import Clip
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +43,16 @@ class Allocator(ABC):
     """A policy over chunks. Subclasses set `name` and implement `plan`."""
 
     name: str
+    scale_range: tuple[float, float] = SCALE_RANGE
+    """Smallest and largest scale where the user gives none."""
 
     def frames_wanted(self, budget: Budget, candidates: int) -> int:
         """How many frames to sample from the video."""
         return candidates
 
     @abstractmethod
-    def plan(self, clip: Clip, text: str | None, budget: Budget) -> Plan:
-        """Wishes for one clip; `text` is the task text, where there is one."""
+    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
+        """Wishes for one clip; `text` is the task text, where there is one, `scale_range` what will be allowed."""
 
     def allocate(
         self,
@@ -58,10 +61,11 @@ class Allocator(ABC):
         budget: Budget,
         *,
         text: str | None = None,
-        scale_range: tuple[float, float] = SCALE_RANGE,
+        scale_range: tuple[float, float] | None = None,
     ) -> Allocation:
         """Plans for a clip and projects the plan onto the budget."""
-        plan = self.plan(clip, text, budget)
+        scale_range = check_range(scale_range or self.scale_range)
+        plan = self.plan(clip, text, budget, scale_range)
         tokens = budget.tokens(native, clip.total)
         if plan.bounded:
             scales, grids = project(plan.scales, native, tokens, scale_range, grow=plan.grow)

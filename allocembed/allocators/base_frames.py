@@ -15,7 +15,7 @@ class BaseFrames(Allocator):
     def frames_wanted(self, budget: Budget, candidates: int) -> int:
         return budget.base_frames
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget) -> Plan:
+    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
         # A clip may have been sampled more densely for others to look at.
         kept = candidate_indices(len(clip), budget.base_frames)
         return Plan(kept, native_scales(len(kept)), grow=False)

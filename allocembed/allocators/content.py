@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from allocembed.allocators.base import Allocator, Plan
 from allocembed.budget import FRAMES_PER_CHUNK, Budget
-from allocembed.video import Clip
+from allocembed.frames import Clip
 
 PREVIEW_SIDE = 128  # pixels of the longer side of a preview
 TILE = 8  # side of the tiles in which writing is looked for
@@ -32,7 +32,7 @@ class ContentAware(Allocator):
 
     name = "content"
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget) -> Plan:
+    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
         scores = frame_scores(clip.frames)
         padded = np.pad(scores, (0, -len(scores) % FRAMES_PER_CHUNK), mode="edge")
         # A chunk is worth its better frame: the other one shares the pixels anyway.

@@ -7,7 +7,7 @@ import numpy as np
 from allocembed.allocators.base import Allocator, Plan, native_scales
 from allocembed.allocators.content import frame_scores
 from allocembed.budget import Budget
-from allocembed.video import Clip
+from allocembed.frames import Clip
 
 
 class ContentSelect(Allocator):
@@ -15,6 +15,6 @@ class ContentSelect(Allocator):
 
     name = "select"
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget) -> Plan:
+    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
         best = np.argsort(-frame_scores(clip.frames), kind="stable")[: budget.base_frames]
         return Plan(np.sort(best), native_scales(len(best)), grow=False)

@@ -6,7 +6,7 @@ import numpy as np
 
 from allocembed.allocators.base import Allocator, Plan, native_scales
 from allocembed.budget import Budget
-from allocembed.video import Clip
+from allocembed.frames import Clip
 
 
 class Uniform(Allocator):
@@ -14,5 +14,5 @@ class Uniform(Allocator):
 
     name = "uniform"
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget) -> Plan:
+    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
         return Plan(np.arange(len(clip)), native_scales(len(clip)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -72,9 +72,11 @@ class Backbone(ABC):
         name: str,
         dim: int | None = None,
         notice: str | None = None,
+        allocator: str | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer, self.geometry, self.name, self.notice = tokenizer, geometry, name, notice
+        self.allocator = allocator  # folder of the one shipped for this backbone
         self.video_token = model.config.video_token_id
         width = model.config.text_config.hidden_size
         if dim is not None and not 1 <= dim <= width:
@@ -107,6 +109,14 @@ class Backbone(ABC):
 
     def rows(self, items: Sequence[Item]) -> list[Row]:
         """Tokenises items; each chunk's placeholder becomes as many tokens as the chunk costs."""
+        merge = self.geometry.merge
+        none = np.empty((0, 2), int)
+        grids = [none if item.patches is None else item.patches.grids[:, 1:].numpy() // merge for item in items]
+        rows = self.expand(self.tokenise(items), grids)
+        return [replace(row, patches=item.patches) for row, item in zip(rows, items, strict=True)]
+
+    def tokenise(self, items: Sequence[Item]) -> list[np.ndarray]:
+        """Ids of the items' layouts, with one placeholder for every chunk, however large it will be."""
         if not items:
             return []
         for item in items:
@@ -114,15 +124,27 @@ class Backbone(ABC):
                 self.check_text(text)
         # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
         tokenised = self.tokenizer([self.layout(item) for item in items])["input_ids"]
-        return [self._row(item, np.asarray(ids)) for item, ids in zip(items, tokenised, strict=True)]
+        return [np.asarray(ids, np.int64) for ids in tokenised]
 
-    def _row(self, item: Item, ids: np.ndarray) -> Row:
-        grids = np.empty((0, 2), int) if item.patches is None else item.patches.grids[:, 1:].numpy()
-        counts = np.where(ids == self.video_token, 0, 1)
-        merged = grids // self.geometry.merge
+    def expand(self, layouts: Sequence[np.ndarray], grids: Sequence[np.ndarray]) -> list[Row]:
+        """Rows of tokenised layouts whose chunks have the merged grids (C, 2), without patches.
+
+        All rows are made in one go, because training makes thousands: position rules only ever count on, so a row's
+        positions are those of all rows in a line, less where it began.
+        """
+        if not layouts:
+            return []
+        line, merged = np.concatenate(layouts), np.concatenate(grids)
+        counts = np.where(line == self.video_token, 0, 1)
         counts[counts == 0] = merged.prod(-1)
-        ids = np.repeat(ids, counts)
-        return Row(ids, RULES[self.position_rule](ids, self.video_token, merged), item.patches)
+        ids = np.repeat(line, counts)
+        ends = np.concatenate([[0], np.cumsum(counts)])[np.cumsum([len(layout) for layout in layouts])]
+        starts = np.concatenate([[0], ends[:-1]])
+        positions = RULES[self.position_rule](ids, self.video_token, merged)
+        began = positions[:, np.minimum(starts, len(ids) - 1)]
+        positions = positions - np.repeat(began, ends - starts, axis=1)
+        bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [Row(ids[start:end], positions[:, start:end], None) for start, end in bounds]
 
     @torch.inference_mode()
     def embed(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> torch.Tensor:

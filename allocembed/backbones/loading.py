@@ -28,14 +28,18 @@ from allocembed.resize import Geometry
 ASSETS = Path(__file__).parent.parent / "assets"
 FAMILIES: dict[str, type[Backbone]] = {cls.family: cls for cls in (Qwen2VLBackbone, Qwen3VLBackbone)}
 DEFAULT_BACKBONE = "qwen3-vl-embedding-2b"
+# What a broken or incomplete folder makes json, safetensors, torch and transformers raise.
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A short name: where its weights are, and a line to say whenever it meets a video."""
+    """A short name: where its weights are, a line to say whenever it meets a video, and the allocator made for it."""
 
     source: str
     notice: str | None = None
+    allocator: str | None = None
+    """Folder of the allocator that is shipped for this backbone."""
 
 
 REGISTRY = {
@@ -47,6 +51,7 @@ REGISTRY = {
         name: Entry(
             str(ASSETS / name),
             notice=f"{name} knows only its own toy world (allocembed.world); its vectors of real videos mean nothing.",
+            allocator=str(ASSETS / "nano-allocator"),
         )
         for name in ("nano-qwen3", "nano-qwen2")
     },
@@ -85,7 +90,7 @@ def load_backbone(
                 f"{base} is a {config.model_type} model; AllocEmbed reads {' and '.join(FAMILIES)} models: "
                 f"{', '.join(REGISTRY)}, or a folder or hub id of that kind"
             )
-        model = _load_model(base, dtype)
+        model = load_model(base, dtype)
         tokenizer = AutoTokenizer.from_pretrained(base)
         if tokenizer.convert_tokens_to_ids(VIDEO_PAD) != config.video_token_id:
             raise BackboneError(
@@ -96,11 +101,21 @@ def load_backbone(
         geometry = _geometry(base, model, FAMILIES[config.model_type].default_geometry)
     except BackboneError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        # What a broken or incomplete folder makes json, safetensors, torch and transformers raise.
+    except BROKEN as error:
         raise BackboneError(_cannot_have(str(name), str(folder), error)) from error
     family = FAMILIES[config.model_type]
-    return family(model.to(device), tokenizer, geometry, name=str(name), dim=dim, notice=entry.notice)
+    about = {"name": str(name), "dim": dim, "notice": entry.notice, "allocator": entry.allocator}
+    return family(model.to(device), tokenizer, geometry, **about)
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two names mean one model: equal names, or names of one folder.
+
+    >>> same("nano-qwen3", str(ASSETS / "nano-qwen3")), same("nano-qwen3", "nano-qwen2")
+    (True, False)
+    """
+    sources = [REGISTRY.get(name.lower(), Entry(name)).source for name in (one, other)]
+    return sources[0] == sources[1] or len({Path(source).resolve() for source in sources}) == 1
 
 
 def find_folder(source: str, name: str) -> Path:
@@ -120,8 +135,9 @@ def find_folder(source: str, name: str) -> Path:
             return cached
     except LocalEntryNotFoundError:
         pass
-    except HFValidationError as error:
-        raise BackboneError(_cannot_have(name, source, ValueError(f"there is no folder {source}"))) from error
+    except HFValidationError:
+        missing = ValueError(f"there is no folder {source}")
+        raise BackboneError(_cannot_have(name, source, missing)) from missing
     try:
         HfApi().model_info(source, timeout=10)
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", "*.jinja", "*.safetensors", "*.bin"]))
@@ -156,7 +172,8 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     return named[dtype]
 
 
-def _load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """transformers' own model in a folder, without its head; refused where weights are missing."""
     model, report = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(

@@ -1,0 +1,213 @@
+"""The learned policy as a checkpoint: a folder with its sizes, its weights, and a card that says where it comes from.
+
+A policy is nothing without the features it was trained on, so its config names the preview model too. Saving, loading
+and pushing follow the hub's conventions; huggingface_hub's own mixin is left out because it prints to stdout, keeps an
+old card and writes files that a kill can leave half done.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from allocembed.backbones.base import BackboneError
+from allocembed.backbones.loading import BROKEN, find_folder
+from allocembed.budget import SCALE_RANGE, check_range
+from allocembed.output import whole_file
+from allocembed.policy.frame_module import FrameModule, FrameModuleConfig
+from allocembed.policy.preview import KINDS, PREVIEW_TOKENS, Previewer
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+MODEL_TYPE = "allocembed_policy"
+SIZES = {
+    "paper": FrameModuleConfig(),  # 50 M parameters on the features of SmolVLM2; the paper has 48 M
+    "nano": FrameModuleConfig(visual_width=256, text_width=256, width=192, heads=6),  # under 4 MB in bfloat16
+}
+
+
+class PolicyError(ValueError):
+    """A learned allocator can't be had or can't be used; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Everything but the weights; saved beside them."""
+
+    module: FrameModuleConfig
+    preview: str
+    """Where the features come from: "backbone" or "smolvlm2"."""
+    preview_source: str
+    """Short name, hub id or folder of the preview model."""
+    preview_tokens: int = PREVIEW_TOKENS
+    """Size of a preview, where a backbone makes it."""
+    scale_range: tuple[float, float] = SCALE_RANGE
+    """The range it was trained with, and the default at inference."""
+    trained: dict[str, Any] = field(default_factory=dict)
+    """Facts for the card: `backbone`, `data`, `steps`, `scores` and whatever else is worth knowing, as plain JSON."""
+
+    def __post_init__(self) -> None:
+        if self.preview not in KINDS:
+            raise ValueError(f"there is no preview {self.preview!r}: take one of {', '.join(KINDS)}")
+        object.__setattr__(self, "scale_range", check_range(self.scale_range))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON; `from_dict` reads it back.
+
+        >>> config = PolicyConfig(SIZES["nano"], "backbone", "nano-qwen3", trained={"steps": 300})
+        >>> PolicyConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+        True
+        """
+        return {"model_type": MODEL_TYPE, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, stated: Mapping[str, Any]) -> PolicyConfig:
+        stated = dict(stated)
+        if (kind := stated.pop("model_type", None)) != MODEL_TYPE:
+            raise ValueError(f"this is the config of a {kind} model, not of an {MODEL_TYPE}")
+        return cls(module=FrameModuleConfig(**stated.pop("module")), **stated)
+
+
+def module_config(size: str, previewer: Previewer) -> FrameModuleConfig:
+    """Sizes of the frame module for a previewer's features: "paper" or "nano"."""
+    if size not in SIZES:
+        raise ValueError(f"there is no size {size!r}: take one of {', '.join(SIZES)}")
+    return replace(SIZES[size], visual_width=previewer.visual_width, text_width=previewer.text_width)
+
+
+class ScalePolicy(nn.Module):
+    """Preview features to a Beta distribution over the scale of every chunk (equations 5 and 6)."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.frame_module = FrameModule(config.module)
+
+    def forward(
+        self,
+        visual: torch.Tensor,
+        text: torch.Tensor,
+        chunk_mask: torch.Tensor | None = None,
+        text_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Alpha and beta, (B, C) fp32 each, from chunks (B, C, P, visual_width) and texts (B, L, text_width).
+
+        `chunk_mask` (B, C) and `text_mask` (B, L) are True where there is something; default everywhere.
+        """
+        return self.frame_module(visual, text, chunk_mask, text_mask)
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        state_dict: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Writes config, weights and card; `state_dict` are the gathered weights where the module's own are sharded."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = self.state_dict() if state_dict is None else state_dict
+        weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
+        with whole_file(folder / WEIGHTS) as scratch:
+            save_file(weights, scratch, metadata={"format": "pt"})
+        for name, text in ((CONFIG, json.dumps(self.config.as_dict(), indent=2) + "\n"), (CARD, card(self.config))):
+            with whole_file(folder / name) as scratch:
+                scratch.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> ScalePolicy:
+        """Loads a folder or a hub id to fp32, whatever it was saved in, ready for inference."""
+        folder = _find(str(source))
+        if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
+            raise PolicyError(
+                f"{folder} holds no learned allocator: {' and '.join(missing)} missing. Give a folder that "
+                "allocembed train wrote, or download it again"
+            )
+        try:
+            config = PolicyConfig.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+            weights = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS).items()}
+            with torch.device("meta"):
+                policy = cls(config)
+            policy.load_state_dict(weights, assign=True)
+        except BROKEN as error:
+            cause = " ".join(str(error).split())
+            raise PolicyError(
+                f"the allocator in {folder} can't be loaded ({type(error).__name__}: {cause[:300]}): the folder is "
+                "broken or of another version; download it again, or train it again with allocembed train"
+            ) from error
+        return policy.to(device).eval()
+
+    def push_to_hub(
+        self, repo: str, *, private: bool | None = None, token: str | None = None, dtype: torch.dtype = torch.bfloat16
+    ) -> str:
+        """Uploads the checkpoint as a model repository, made where there is none; returns the commit's address."""
+        hub = HfApi(token=token)
+        repo = hub.create_repo(repo, private=private, exist_ok=True).repo_id
+        with tempfile.TemporaryDirectory() as scratch:
+            self.save_pretrained(scratch, dtype=dtype)
+            return str(hub.upload_folder(repo_id=repo, folder_path=scratch, commit_message="Upload allocator"))
+
+
+def card(config: PolicyConfig) -> str:
+    """The model card: what the allocator is, what it was trained on, what it scored.
+
+    >>> facts = {"backbone": "nano-qwen3", "scores": {"uniform": 61.5, "learned": 70.25}}
+    >>> text = card(PolicyConfig(SIZES["nano"], "backbone", "nano-qwen3", trained=facts))
+    >>> [line for line in text.splitlines() if line.startswith("| ")][:4]
+    ['| trained | |', '| backbone | nano-qwen3 |', '| scores | |', '| uniform | 61.5 |']
+    """
+    low, high = config.scale_range
+    return f"""---
+license: mit
+library_name: allocembed
+tags: [video-embedding, token-budget]
+---
+# A learned allocator for AllocEmbed
+
+Gives every two-frame chunk of a video its own resolution, so that the whole fits a token budget. It sees small previews
+through `{config.preview_source}` ({config.preview}) and was trained with scales from {low:g} to {high:g}.
+
+```python
+from allocembed import AllocEmbed
+
+AllocEmbed.from_pretrained(allocator="this folder or hub id").encode_video("talk.mp4")
+```
+
+{_tables(config.trained)}"""
+
+
+def _tables(trained: Mapping[str, Any]) -> str:
+    if not trained:
+        return "Nothing is known about its training; untrained, its allocations mean nothing.\n"
+    plain = {name: value for name, value in trained.items() if not isinstance(value, Mapping)}
+    parts = {"trained": plain, **{name: value for name, value in trained.items() if isinstance(value, Mapping)}}
+    tables = [
+        "\n".join([f"| {title} | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items())])
+        for title, facts in parts.items()
+        if facts
+    ]
+    return "\n\n".join(tables) + "\n"
+
+
+def _cell(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _find(source: str) -> Path:
+    try:
+        return find_folder(source, source)
+    except BackboneError as error:
+        cause = str(error.__cause__ or error).strip().splitlines()[0]
+        raise PolicyError(
+            f"the allocator {source!r} can't be had ({cause}): give the folder or hub id of one that allocembed train "
+            "made, or a method by name, such as uniform"
+        ) from error

@@ -1,0 +1,226 @@
+"""The learned allocator: what it sees decides, the budget holds, and it comes along on every backbone."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from allocembed import AllocEmbed, load_backbone
+from allocembed.allocators import Learned, load_allocator
+from allocembed.allocators.learned import as_chunks
+from allocembed.backbones import loading
+from allocembed.policy.frame_module import FrameModuleConfig
+from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview
+from allocembed.policy.scale_policy import PolicyConfig, PolicyError, ScalePolicy
+from allocembed.video import sample
+from tests.clips import picture, write_video
+from tests.test_cli import run
+
+SMALL = FrameModuleConfig(visual_width=32, text_width=32, width=16, heads=2, layers=1)
+
+
+def save_policy(folder: Path, preview: str, source: str, module: FrameModuleConfig = SMALL, **settings) -> Path:
+    """A policy with random weights large enough to tell chunks apart."""
+    torch.manual_seed(3)
+    policy = ScalePolicy(PolicyConfig(module, preview, source, **settings))
+    torch.nn.init.normal_(policy.frame_module.head.out.weight, std=1.0)
+    policy.save_pretrained(folder, dtype=torch.bfloat16)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
+def backbone(request):
+    return load_backbone(request.getfixturevalue(request.param), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(qwen3_folder, tmp_path_factory) -> Path:
+    """A policy that sees through the tiny Qwen3-VL."""
+    return save_policy(tmp_path_factory.mktemp("policy"), "backbone", str(qwen3_folder))
+
+
+@pytest.fixture(scope="module")
+def smol_checkpoint(smol_folder, tmp_path_factory) -> Path:
+    module = replace(SMALL, visual_width=24, text_width=24)
+    return save_policy(tmp_path_factory.mktemp("smol-policy"), "smolvlm2", str(smol_folder), module)
+
+
+@pytest.fixture(scope="module")
+def frames() -> np.ndarray:
+    return np.stack([picture(index * index % 97, width=200, height=120) for index in range(60)])
+
+
+@pytest.fixture(scope="module")
+def learned(backbone, checkpoint) -> Learned:
+    return load_allocator(checkpoint, backbone)
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "smol_checkpoint"])
+def test_a_checkpoint_brings_its_preview_along_on_any_backbone(backbone, frames, name, request):
+    embedder = AllocEmbed(backbone, request.getfixturevalue(name))
+    embedding = embedder.encode_video(frames, "what?")
+    allocation = embedding.allocation
+    assert embedder.allocator.name == "learned" and len(allocation) == 12
+    assert allocation.cost <= allocation.budget and len(set(allocation.grids)) > 1
+    shared = name == "checkpoint" and backbone.family == "qwen3_vl"
+    assert (getattr(embedder.allocator.previewer, "backbone", None) is backbone) == shared
+    assert embedder.allocator.previewer.device == backbone.device
+
+
+def test_scales_are_the_means_of_the_policy(learned, frames):
+    video = frames[:24]
+    text = learned.previewer.read(["what?"])[0]
+    alpha, beta = learned.policy(learned.previewer.look(as_chunks(video))[None], text[None])
+    means = (alpha / (alpha + beta))[0].detach().numpy()
+    assert np.abs(learned.actions(video, "what?") - means).max() < 1e-6 and np.ptp(means) > 0.05
+    plan = learned.plan(sample(video, 24), "what?", None, (0.5, 1.5))
+    assert np.abs(plan.scales - (0.5 + means)).max() < 1e-6 and plan.grow and plan.bounded
+
+
+def test_the_text_and_the_frames_both_matter_and_the_default_task_stands_in(learned, frames):
+    usual = learned.actions(frames[:24])
+    assert np.array_equal(usual, learned.actions(frames[:24], DEFAULT_TASK))
+    assert np.array_equal(usual, learned.actions(frames[:24], ""))
+    assert np.abs(usual - learned.actions(frames[:24], "a red car drives by")).max() > 1e-4
+    assert np.abs(usual - learned.actions(frames[24:48])).max() > 1e-3
+
+
+@pytest.mark.parametrize("budget", ["8f", "2f", 30, "400"])
+def test_the_budget_holds(backbone, learned, frames, budget):
+    allocation = AllocEmbed(backbone, learned, budget=budget).allocate(frames)
+    assert 0 < allocation.cost <= allocation.budget
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 23, 60])
+def test_any_number_of_candidates_is_planned_for(backbone, learned, frames, count):
+    embedding = AllocEmbed(backbone, learned, candidates=count).encode_video(frames)
+    assert len(embedding.allocation) == -(-count // 2)
+    assert embedding.cost <= embedding.allocation.budget
+
+
+def test_an_odd_last_frame_is_paired_with_itself(learned, frames):
+    odd, even = frames[:5], np.concatenate([frames[:5], frames[4:5]])
+    assert np.array_equal(learned.actions(odd), learned.actions(even))
+
+
+def test_the_range_is_the_trained_one_unless_another_is_given(backbone, qwen3_folder, frames, tmp_path):
+    folder = save_policy(tmp_path, "backbone", str(qwen3_folder), scale_range=(0.4, 0.7))
+    usual = AllocEmbed(backbone, folder)
+    assert usual.scale_range == (0.4, 0.7)
+    wide = AllocEmbed(backbone, usual.allocator, scale_range=(0.2, 1.8))
+    for embedder, low, high in ((usual, 0.4, 0.7), (wide, 0.2, 1.8)):
+        scales = embedder.allocate(frames).scales
+        assert low <= min(scales) and max(scales) <= high
+    assert wide.allocate(frames).grids != usual.allocate(frames).grids
+
+
+def test_plans_and_vectors_do_not_depend_on_the_company(backbone, learned, frames):
+    embedder = AllocEmbed(backbone, learned)
+    videos = [frames, frames[:31], frames[::-1], frames[:5], frames[10:]]
+    texts = ["a", "b", "c", "a", "a longer question than the others"]
+    alone = [embedder.encode_video(video, text) for video, text in zip(videos, texts, strict=True)]
+    # Read ahead in another thread, while the backbone works in this one.
+    together = list(embedder.stream(videos, texts, batch=2))
+    assert [one.allocation for one in alone] == [one.allocation for one in together]
+    assert max(np.abs(one.vector - two.vector).max() for one, two in zip(alone, together, strict=True)) < 1e-5
+
+
+def test_planning_is_safe_while_the_backbone_works_in_another_thread(backbone, learned, frames):
+    embedder = AllocEmbed(backbone, learned)
+    expected = embedder.allocate(frames)
+    vector = embedder.encode_text("a red car").vector
+    found, vectors = [], []
+
+    def plan() -> None:
+        found.extend(embedder.allocate(frames) for _ in range(5))
+
+    threads = [threading.Thread(target=plan) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        vectors.append(embedder.encode_text("a red car").vector)
+    assert found == [expected] * 10
+    assert all(np.abs(other - vector).max() < 1e-5 for other in vectors)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["checkpoint", "smol_checkpoint"])
+def test_a_gpu_plans_as_the_cpu_does(qwen3_folder, frames, name, request):
+    on = {
+        device: AllocEmbed.from_pretrained(
+            qwen3_folder, request.getfixturevalue(name), device=device, dtype=torch.float32
+        )
+        for device in ("cpu", "cuda")
+    }
+    actions = {device: embedder.allocator.actions(frames[:24], "what?") for device, embedder in on.items()}
+    assert np.abs(actions["cpu"] - actions["cuda"]).max() < 1e-3
+    alone = [on["cuda"].encode_video(video).allocation for video in (frames, frames[::-1])]
+    assert [one.allocation for one in on["cuda"].stream([frames, frames[::-1]], batch=1)] == alone
+
+
+def test_another_preview_model_than_the_trained_one_is_refused(backbone):
+    policy = ScalePolicy(PolicyConfig(replace(SMALL, visual_width=48), "backbone", "nano-qwen3"))
+    with pytest.raises(PolicyError, match="must be nano-qwen3"):
+        Learned(policy, BackbonePreview(backbone))
+
+
+def test_a_preview_model_that_can_not_be_had_is_named_with_the_allocator(backbone, tmp_path):
+    folder = save_policy(tmp_path / "policy", "backbone", str(tmp_path / "gone"))
+    with pytest.raises(PolicyError, match=r"policy sees through .*gone, which can't be loaded"):
+        load_allocator(folder, backbone)
+
+
+@pytest.fixture
+def shipped(monkeypatch, tmp_path, qwen2_folder, qwen3_folder):
+    """Short names for the tiny models, with an allocator that is shipped for both once `save_policy` has written it."""
+    for name, folder in (("nano-qwen2", qwen2_folder), ("nano-qwen3", qwen3_folder)):
+        entry = loading.Entry(str(folder), allocator=str(tmp_path / "nano-allocator"))
+        monkeypatch.setitem(loading.REGISTRY, name, entry)
+    return tmp_path / "nano-allocator"
+
+
+@pytest.mark.parametrize("name", ["nano-qwen2", "nano-qwen3"])
+def test_auto_is_learned_where_one_is_shipped_and_uniform_elsewhere(shipped, backbone, name):
+    nano = load_backbone(name, device="cpu")
+    assert AllocEmbed(nano).allocator.name == "uniform"
+    with pytest.raises(ValueError, match=r"missing from this installation.*recipes/nano_allocator\.py"):
+        load_allocator("learned", nano)
+    save_policy(shipped, "backbone", "nano-qwen3")
+    for asked in ("auto", "learned"):
+        allocator = AllocEmbed(nano, asked).allocator
+        assert allocator.name == "learned" and allocator.previewer.source == "nano-qwen3"
+        assert (allocator.previewer.backbone is nano) == (name == "nano-qwen3")
+    assert AllocEmbed(backbone).allocator.name == "uniform"
+
+
+def test_learned_without_a_shipped_one_says_how_to_have_one(backbone):
+    with pytest.raises(ValueError, match=r"--allocator FOLDER_OR_HUB_ID.*allocembed train --backbone") as caught:
+        load_allocator("learned", backbone)
+    assert backbone.name in str(caught.value)
+    with pytest.raises(ValueError, match="without a backbone"):
+        load_allocator("learned")
+
+
+@pytest.mark.parametrize("name", ["magic", "", "nowhere/"])
+def test_a_name_that_can_not_be_is_refused_before_the_weights_are_read(name):
+    with pytest.raises(ValueError, match=r"take one of base, .*learned, auto, or the folder"):
+        AllocEmbed.from_pretrained("no/such-model", name)
+
+
+def test_the_command_line_takes_a_folder_and_draws_it(checkpoint, qwen2_folder, tmp_path):
+    video, png = write_video(tmp_path / "one.mp4"), tmp_path / "film.png"
+    words = ["--backbone", qwen2_folder, "--allocator", checkpoint, "--device", "cpu"]
+    result = run("allocate", video, *words, "--png", png, "--text", "what?")
+    assert result.returncode == 0, result.stderr
+    assert Image.open(png).width == 1600
+    result = run("allocate", video, *words, "--json", "--range", "0.5,0.9")
+    assert all(0.5 <= chunk["scale"] <= 0.9 for chunk in json.loads(result.stdout)["chunks"])
+    result = run("embed", video, *words, "--out", tmp_path / "v.npz")
+    assert result.returncode == 0, result.stderr
+    result = run("embed", video, *words[:2], "--allocator", tmp_path, "--out", tmp_path / "v.npz")
+    assert result.returncode == 1 and "holds no learned allocator" in result.stderr

@@ -1,0 +1,184 @@
+"""What the allocator sees: the very features of the frozen models, however they are asked for, and where they go."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import SmolVLMForConditionalGeneration
+
+from allocembed.backbones import BackboneError, Item, load_backbone
+from allocembed.budget import Grid
+from allocembed.policy import preview
+from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview, SmolPreview, load_previewer, preview_grid
+from allocembed.resize import Patches, patchify, resize
+
+TEXTS = ["a red car drives by", "x", "What colour has the car that drives by the user?"]
+
+
+def chunks(count: int, height: int = 120, width: int = 160) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    coarse = torch.randint(0, 256, (count * 2, 3, 6, 8), generator=generator, dtype=torch.uint8)
+    return resize(coarse, (height, width)).unflatten(0, (count, 2))
+
+
+@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
+def backbone(request):
+    return load_backbone(request.getfixturevalue(request.param), device="cpu")
+
+
+@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder", "smol_folder"], ids=["qwen2", "qwen3", "smol"])
+def previewer(request):
+    kind = "smolvlm2" if request.param == "smol_folder" else "backbone"
+    return load_previewer(kind, str(request.getfixturevalue(request.param)), 12, None, "cpu", "auto")
+
+
+def test_features_have_the_promised_shapes_and_can_be_constants_of_a_graph(previewer):
+    with torch.inference_mode():
+        seen, read = previewer.look(chunks(3)), previewer.read(TEXTS)
+    assert seen.shape[0] == 3 and seen.shape[2] == previewer.visual_width
+    assert [row.shape[1] for row in read] == [previewer.text_width] * 3
+    weight = torch.ones(previewer.visual_width, requires_grad=True)
+    (seen @ weight).square().sum().backward()
+    assert weight.grad is not None and not seen.requires_grad
+    for tensor in (seen, *read):
+        assert tensor.dtype == torch.float32 and tensor.device == previewer.device and not tensor.is_inference()
+
+
+def test_a_chunk_looks_the_same_alone_and_among_others(previewer, monkeypatch):
+    video = chunks(5)
+    together = previewer.look(video)
+    monkeypatch.setattr(preview, "PATCHES_AT_ONCE", 1)
+    assert (previewer.look(video) - together).abs().max() < 1e-5
+    assert (together[0] - together[1]).abs().max() > 1e-3
+    assert torch.equal(previewer.look(video), previewer.look(video))
+
+
+def test_the_order_of_memory_does_not_matter(previewer):
+    video = chunks(2)
+    interleaved = video.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    assert not interleaved.is_contiguous()
+    # The two layouts take different kernels, which may round a grey level differently.
+    assert (previewer.look(interleaved) - previewer.look(video)).abs().mean() < 0.02
+
+
+def test_a_text_reads_the_same_whatever_is_read_beside_it(previewer):
+    together = dict(zip(TEXTS, previewer.read(TEXTS), strict=True))
+    previewer._texts.clear()
+    for text in reversed(TEXTS):
+        assert torch.equal(previewer.read([text])[0], together[text])
+    padded = previewer._read(TEXTS)  # as on CUDA
+    assert all((row - together[text]).abs().max() < 1e-5 for text, row in zip(TEXTS, padded, strict=True))
+
+
+def test_texts_are_read_once_and_the_oldest_are_forgotten(previewer, monkeypatch):
+    monkeypatch.setattr(preview, "TEXTS_KEPT", 2)
+    previewer._texts.clear()
+    first = previewer.read(["one", "two", "one"])
+    assert first[0] is first[2] and previewer.read(["one"])[0] is first[0]
+    previewer.read(["three"])
+    assert list(previewer._texts) == ["one", "three"]
+
+
+def test_an_empty_text_is_the_default_task(previewer):
+    assert torch.equal(previewer.read([" "])[0], previewer.read([DEFAULT_TASK])[0])
+
+
+def test_threads_can_look_and_read_at_the_same_time(previewer):
+    video = chunks(2)
+    previewer._texts.clear()
+    seen, read = previewer.look(video), previewer.read(TEXTS)
+    previewer._texts.clear()
+    with ThreadPoolExecutor(4) as pool:
+        looked = [pool.submit(previewer.look, video) for _ in range(8)]
+        texts = [pool.submit(previewer.read, TEXTS) for _ in range(8)]
+    assert all((future.result() - seen).abs().max() < 1e-5 for future in looked)
+    for future in texts:
+        assert all((row - same).abs().max() < 1e-5 for row, same in zip(future.result(), read, strict=True))
+
+
+def test_frames_of_another_form_are_refused(previewer):
+    with pytest.raises(ValueError, match=r"\(N, 2, 3, H, W\)"):
+        previewer.look(chunks(2)[:, 0])
+    with pytest.raises(ValueError, match="float32"):
+        previewer.look(chunks(2).float())
+
+
+@pytest.mark.parametrize(("height", "width"), [(120, 160), (160, 120), (90, 160), (500, 20), (20, 20)])
+def test_a_backbone_previews_within_its_tokens_and_its_native_size(backbone, height, width):
+    previewer = BackbonePreview(backbone, 12)
+    native = backbone.geometry.native(height, width)
+    grid = previewer.grid(height, width)
+    assert grid.tokens <= 12 and grid.rows <= native.rows and grid.cols <= native.cols
+    assert previewer.look(chunks(2, height, width)).shape == (2, grid.tokens, 32)
+
+
+def test_a_backbone_preview_is_what_its_own_tower_sees(backbone):
+    previewer, video, geometry = BackbonePreview(backbone, 6), chunks(3), backbone.geometry
+    grid = previewer.grid(120, 160)
+    assert grid == Grid(2, 3)
+    small = resize(video.flatten(0, 1), (grid.rows * geometry.factor, grid.cols * geometry.factor))
+    grids = torch.tensor([[1, grid.rows * geometry.merge, grid.cols * geometry.merge]] * 3)
+    patches = Patches(patchify(small, geometry), grids, None, geometry)
+    with torch.no_grad():
+        seen = backbone.model.visual(patches.normalised(), grid_thw=grids, return_dict=True).pooler_output
+    assert (previewer.look(video).flatten(0, 1) - seen).abs().max() < 1e-5
+
+
+def test_a_backbone_text_ends_in_the_vector_it_embeds_to(backbone):
+    (states,) = BackbonePreview(backbone).read(["a red car"])
+    vector = torch.nn.functional.normalize(states[-1], dim=0)
+    assert (vector - backbone.embed([Item("a red car")])[0]).abs().max() < 1e-5
+
+
+def test_smolvlm_features_are_the_models_own(smol_folder):
+    previewer = SmolPreview(str(smol_folder), "cpu")
+    model = SmolVLMForConditionalGeneration.from_pretrained(smol_folder).eval()
+    video = chunks(3)
+    pixels = resize(video.flatten(0, 1), (64, 64)).float() / 255
+    pixels = (pixels - torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)) / 0.5
+    with torch.no_grad():
+        features = model.get_image_features(pixels[:, None], return_dict=True).pooler_output
+        # A list of one tensor for every row from transformers 5.18 on, one tensor before.
+        features = torch.stack(list(features)).view(3, 2, 16, 24).mean(1)
+        ids = torch.tensor([previewer.tokenizer(TEXTS[0])["input_ids"]])
+        states = model.model(input_ids=ids).last_hidden_state[0]
+    assert previewer.look(video).shape == (3, 16, 24)
+    assert (previewer.look(video) - features).abs().max() < 1e-5
+    assert (previewer.read(TEXTS[:1])[0] - states).abs().max() < 1e-5
+
+
+def test_the_backbone_in_use_is_shared_and_any_other_loaded_beside_it(backbone, qwen2_folder, qwen3_folder):
+    assert load_previewer("backbone", backbone.name, 8, backbone).backbone is backbone
+    assert (
+        load_previewer("backbone", f"{backbone.name}/../{Path(backbone.name).name}", 8, backbone).backbone is backbone
+    )
+    assert load_previewer("backbone", "", 8, backbone).backbone is backbone
+    other = qwen3_folder if backbone.family == "qwen2_vl" else qwen2_folder
+    beside = load_previewer("backbone", str(other), 8, backbone, "cpu", torch.bfloat16)
+    assert beside.backbone.family != backbone.family and beside.backbone.dtype == torch.bfloat16
+    assert beside.look(chunks(1)).dtype == torch.float32
+
+
+def test_what_can_not_be_had_is_said_with_a_remedy(tmp_path, qwen3_folder, smol_folder):
+    with pytest.raises(ValueError, match="take one of backbone, smolvlm2"):
+        load_previewer("clip")
+    with pytest.raises(BackboneError, match="hf download HuggingFaceTB"):
+        SmolPreview(str(tmp_path / "nowhere"), "cpu")
+    with pytest.raises(BackboneError, match="is a qwen3_vl model"):
+        SmolPreview(str(qwen3_folder), "cpu")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BackboneError, match="incomplete or broken"):
+        SmolPreview(str(tmp_path), "cpu")
+    (tmp_path / "config.json").write_text((smol_folder / "config.json").read_text())
+    with pytest.raises(BackboneError, match="incomplete or broken"):
+        SmolPreview(str(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 12, 30])
+@pytest.mark.parametrize("native", [Grid(1, 1), Grid(6, 8), Grid(8, 6), Grid(20, 36), Grid(24, 24), Grid(48, 1)])
+def test_a_preview_grid_never_exceeds_its_tokens_or_native(native, tokens):
+    grid = preview_grid(native, tokens)
+    assert grid.tokens <= tokens and grid.rows <= native.rows and grid.cols <= native.cols
+    turned = preview_grid(Grid(native.cols, native.rows), tokens)
+    assert grid.tokens == turned.tokens
