@@ -1,6 +1,7 @@
 """The world: what is drawn, what is said about it and what is seen of it agree."""
 
 import random
+import re
 from dataclasses import fields, replace
 from fractions import Fraction
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from allocembed import world
 from allocembed.world import atlas as atlas_module
 from allocembed.world import vocabulary as vocab
-from allocembed.world.text import KINDS, MOMENTS
+from allocembed.world.text import KINDS, MOMENTS, REMEMBERED
 from allocembed.world.timeline import EVENT_SLOTS, LONG_SIDE, PLATE_HEIGHT, Scene, slots_at
 
 
@@ -194,17 +195,18 @@ def test_descriptions_name_what_is_shown_and_never_a_filler():
     for video in range(len(batch)):
         whole = world.describe_video(batch, video, rng)
         assert not fillers & set(whole.lower().replace(",", " ").replace(";", " ").split())
-        position = -1
+        mentioned = []
         for event in range(int(batch.events[video])):
             slot = EVENT_SLOTS[event]
             thing = f"{vocab.COLOURS[batch.colour[video, slot]]} {vocab.OBJECTS[batch.object[video, slot]]}"
             word = vocab.WORDS[batch.word[video, slot]]
-            assert thing in whole and word.lower() in whole.lower()
-            assert position < (position := whole.index(thing))
+            named = re.search(rf"\b({thing}|(?i:{word}))\b", whole)
+            mentioned += [named.start()] if named else []
             text = world.describe_moment(batch, video, event, rng)
             assert thing in text and word.lower() in text.lower()
             phrases = vocab.PLACE_PHRASES[vocab.PLACES[batch.place[video, slot]]]
             assert any(phrase in text for phrase in phrases)
+        assert len(mentioned) == REMEMBERED and mentioned == sorted(mentioned)
     assert len(MOMENTS) >= 12
 
 
@@ -255,7 +257,9 @@ def test_the_atlas_survives_a_file_and_the_variable_names_it(tmp_path, monkeypat
 @pytest.mark.parametrize("rate", [None, Fraction(1, 2)])
 def test_a_written_video_decodes_to_its_length_and_content(tmp_path, rate):
     av = pytest.importorskip("av")
-    batch = world.draw(1, seed=2, config=replace(world.SHORT, duration=(60, 60)))
+    # Places only: halved colour resolution does not survive a busy texture at this size.
+    calm = replace(world.SHORT, duration=(60, 60), mixture={Scene.PLACE: 1.0})
+    batch = world.draw(1, seed=2, config=calm)
     size = (72, 96)
     path = world.write_mp4(batch, 0, tmp_path / "world.mp4", size=size, rate=rate)
     with av.open(str(path)) as container:

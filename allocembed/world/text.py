@@ -39,6 +39,15 @@ CLAUSES = (
     "{a_thing} {where} with the word {sign}",
     "{a_thing} {where}, marked {sign}",
 )
+BRIEF_CLAUSES = (
+    "{a_thing}",
+    "{a_thing} {where}",
+    "{a_thing} somewhere",
+    "a sign reading {sign}",
+    "the word {sign}",
+    "a sign that says {sign}",
+)
+REMEMBERED = 3  # events that a description of a whole video mentions
 OPENINGS = ("", "", "first ", "it starts with ", "the video shows ", "the video begins with ", "we first see ")
 JOINTS = (", then ", ", followed by ", "; next, ", ", after that ", "; later ", ", and then ")
 LAST_JOINTS = (", and finally ", "; it ends with ", ", and last ", ", then at the end ")
@@ -100,13 +109,16 @@ def describe_moment(timelines: Timelines, video: int, event: int, rng: random.Ra
 
 
 def describe_video(timelines: Timelines, video: int, rng: random.Random) -> str:
-    """All events in order, each with object, colour and word, and some with their place."""
+    """What somebody remembers of a video: `REMEMBERED` of its events in order, each by what was seen, by what was
+    written, or by both, and some with their place."""
     count = int(timelines.events[video])
+    remembered = sorted(rng.sample(range(count), min(REMEMBERED, count)))
     parts = [rng.choice(OPENINGS)]
-    for event in range(count):
-        if event:
-            parts.append(rng.choice(LAST_JOINTS if event == count - 1 else JOINTS))
-        parts.append(rng.choice(CLAUSES).format_map(_facts(timelines, video, event, rng)))
+    for event in remembered:
+        if len(parts) > 1:
+            parts.append(rng.choice(LAST_JOINTS if event == remembered[-1] else JOINTS))
+        clauses = CLAUSES if rng.random() < 0.5 else BRIEF_CLAUSES
+        parts.append(rng.choice(clauses).format_map(_facts(timelines, video, event, rng)))
     return "".join(parts)
 
 

@@ -71,16 +71,16 @@ class WorldConfig:
     """Probability that an event fades in and out over a tenth of its length."""
     mixture: Mapping[Scene, float] = field(
         default_factory=lambda: {
-            Scene.PLACE: 0.30,
-            Scene.DECOY: 0.20,
+            Scene.PLACE: 0.08,
+            Scene.DECOY: 0.32,
             Scene.CARD: 0.14,
-            Scene.BUSY: 0.20,
-            Scene.BLACK: 0.07,
-            Scene.BLUR: 0.09,
+            Scene.BUSY: 0.36,
+            Scene.BLACK: 0.05,
+            Scene.BLUR: 0.05,
         }
     )
     """Relative weights of what is shown between events."""
-    pieces: tuple[float, float, float] = (0.35, 0.4, 0.25)
+    pieces: tuple[float, float, float] = (0.05, 0.25, 0.70)
     """Probabilities that a gap between events is cut into one, two or three scenes."""
 
     def __post_init__(self) -> None:
