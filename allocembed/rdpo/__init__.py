@@ -1,7 +1,8 @@
 """Retrieval-Driven Policy Optimization: an allocator learns from how its allocations rank, without frame labels.
 
 Read `negatives` (against whom, equation 12), `rewards` (what an allocation is worth, 13–21) and `objective`
-(how the policy moves, 22–23) in that order. All three are pure functions of small tensors.
+(how the policy moves, 22–23) in that order. All three are pure functions of small tensors. `rollouts` turns sampled
+scales into vectors, `trainer` is one step of learning, `run` a run from start to end, and `config` all it can be told.
 """
 
 from allocembed.rdpo.negatives import TextPool, allowed_negatives

@@ -1,0 +1,104 @@
+"""State from which a run goes on exactly: weights, optimiser, step, best score; whole on disk or not there.
+
+There is no random state to keep: everything random is drawn from the seed, the step and the example's number. The file
+holds whole tensors by name, so a run may go on with another number of processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from allocembed.output import whole_file
+from allocembed.rdpo.config import FREE_TO_CHANGE, TrainConfig
+
+FILE = "state.pt"
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+@dataclass
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    best: float = -1.0
+    """Best Hit@1 in validation, as a share; below 0 before the first."""
+    best_step: int = 0
+    skipped: int = 0
+    """Updates left out because their gradient was not finite."""
+    seconds: float = 0.0
+    """Time spent, over all its parts."""
+
+
+def whole_weights(policy: nn.Module) -> dict[str, Tensor]:
+    """The policy's weights, gathered on the CPU of the first process; every process must call it."""
+    return get_model_state_dict(policy, options=WHOLE)
+
+
+def save_state(
+    folder: Path,
+    policy: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    progress: Progress,
+    config: TrainConfig,
+    *,
+    writes: bool = True,
+) -> None:
+    """Writes the state into a folder; every process must call it, and the one that `writes` does."""
+    state = {
+        "config": config.as_dict(),
+        "progress": asdict(progress),
+        "policy": whole_weights(policy),
+        "optimiser": get_optimizer_state_dict(policy, optimiser, options=WHOLE),
+    }
+    if writes:
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(folder / FILE) as scratch:
+            torch.save(state, scratch)
+
+
+def load_state(
+    folder: Path, policy: nn.Module, optimiser: torch.optim.Optimizer, config: TrainConfig, *, distributed: bool = False
+) -> Progress:
+    """Puts a saved state back into the policy and its optimiser; refuses one of another config."""
+    state = read_state(folder)
+    check_config(state["config"], config, folder)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=distributed)
+    set_model_state_dict(policy, state["policy"], options=options)
+    set_optimizer_state_dict(policy, optimiser, state["optimiser"], options=options)
+    return Progress(**state["progress"])
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state in a folder, as plain tensors and numbers."""
+    path = folder / FILE
+    if not path.is_file():
+        raise ValueError(f"there is nothing to resume in {folder}: start the run without --resume")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever unpickling a broken file trips over
+        raise ValueError(f"{path} can't be read ({error}): it is broken; start again without --resume") from error
+
+
+def check_config(saved: dict[str, Any], config: TrainConfig, folder: Path) -> None:
+    """Refuses to go on with other options than the run had, but for those that change nothing it learns."""
+    now = config.as_dict()
+    differing = [name for name in now if name not in FREE_TO_CHANGE and saved.get(name) != now[name]]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"the run in {folder.parent} had {name} = {saved.get(name)!r}, not {now[name]!r}"
+            + (f" (and {len(differing) - 1} more differ)" if len(differing) > 1 else "")
+            + ": resume it with its own train.toml, or give another --out"
+        )

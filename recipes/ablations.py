@@ -1,0 +1,159 @@
+"""The paper's ablation of RDPO's training signal, retrained in the nano world, and our two choices beside it.
+
+    python recipes/ablations.py --out out/ablations --steps 400
+
+Seven rows as in the paper's table 2, then `soft` against projected rollouts and the mean-scale cost against tokens. All
+rows start from the same weights and see the same examples in the same order; each is one option away from the first.
+Every row is evaluated twice on fresh NanoRet videos: projected onto the budget, as an allocator is used, and as it
+wishes, without the projection, which alone shows what the efficiency terms do to the cost. Prints a Markdown table and
+writes ablations.md and ablations.json; a row that is there already is not trained again. `--tiny` is for a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+from nano_allocator import TINY, read_settings, tiny_backbone
+
+from allocembed.allocators import Plan
+from allocembed.allocators.learned import Learned
+from allocembed.backbones import Backbone, load_backbone
+from allocembed.benchmarks import nano
+from allocembed.budget import Budget
+from allocembed.embedder import AllocEmbed
+from allocembed.frames import Clip
+from allocembed.policy.preview import BackbonePreview
+from allocembed.policy.scale_policy import ScalePolicy
+from allocembed.rdpo.config import make_config
+from allocembed.rdpo.run import BEST, STATE, train
+
+CHECK_SEED = 777_003
+PAPER = {
+    "Full RDPO": {},
+    "Retrieval Success Only": {"reward": "success"},
+    "Similarity Gap Only": {"reward": "gap"},
+    "w/o Global Negatives": {"global_negatives": 0},
+    "w/o Confidence Guidance": {"confidence": False},
+    "w/o Efficiency Incentive": {"efficiency_weight": 0.0},
+    "w/o Success Gating": {"success_gate": False},
+}
+OURS = {
+    "soft, cost in tokens": {"budget_mode": "soft"},
+    "soft, cost by scale (the paper's)": {"budget_mode": "soft", "cost": "scale", "centre_efficiency": False},
+    "projected, cost by scale": {"cost": "scale"},
+}
+ROWS = PAPER | OURS
+
+
+class Wishes(Learned):
+    """The policy's scales as they are, whatever they cost."""
+
+    name = "wishes"
+
+    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
+        return replace(super().plan(clip, text, budget, scale_range), bounded=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--backbone", default="nano-qwen3", help="nano-qwen3, or a folder that holds it")
+    parser.add_argument("--rows", default="all", help="paper, ours, all, or names separated by semicolons")
+    parser.add_argument("--soft", action="store_true", help="all rows with soft rollouts and cost by scale")
+    parser.add_argument("--steps", type=int, default=400, help="of every row")
+    parser.add_argument("--minutes", type=float, default=0.0, help="the most one row's training may take; 0: no limit")
+    parser.add_argument("--limit", type=int, default=150, help="videos of each set in the evaluation")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for all rows")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tiny", action="store_true", help="a miniature, to try the script on a CPU")
+    options = parser.parse_args()
+    backbone = tiny_backbone() if options.tiny else load_backbone(options.backbone, device=options.device)
+    results = []
+    for name, changes in chosen_rows(options.rows).items():
+        results.append(run_row(backbone, name, changes, options))
+        write(results, options)
+    print((options.out / "ablations.md").read_text(), flush=True)
+
+
+def chosen_rows(rows: str) -> dict[str, dict]:
+    """The rows by name; all of the paper's, all of ours, or some."""
+    named = {"all": ROWS, "paper": PAPER, "ours": OURS}
+    if rows in named:
+        return named[rows]
+    names = [name.strip() for name in rows.split(";") if name.strip()]
+    if unknown := [name for name in names if name not in ROWS]:
+        raise SystemExit(f"there is no row {unknown[0]!r}: take paper, ours, all, or some of {'; '.join(ROWS)}")
+    return {name: ROWS[name] for name in names}
+
+
+def run_row(backbone: Backbone, name: str, changes: dict, options: argparse.Namespace) -> dict:
+    """Trains and evaluates one row, or reads what it came to before."""
+    folder = options.out / "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")
+    found = folder / "row.json"
+    if found.is_file():
+        return json.loads(found.read_text())
+    given = {**(TINY if options.tiny else {"steps": options.steps}), "seed": options.seed, "minutes": options.minutes}
+    given |= {"budgets": "8f/24", "out": str(folder), "backbone": backbone.name}
+    given |= {"budget_mode": "soft", "cost": "scale", "centre_efficiency": False} if options.soft else {}
+    given |= read_settings(options.set)
+    config = make_config(given | changes, preset="nano")
+    started = time.monotonic()
+    progress = train(config, backbone=backbone, resume=(folder / STATE).exists())
+    policy = ScalePolicy.from_pretrained(folder / BEST)
+    previewer = BackbonePreview(backbone, config.preview_tokens)
+    home = nano.at_home(backbone)
+    embedders = {cls.name: AllocEmbed(home, cls(policy, previewer)) for cls in (Learned, Wishes)}
+    rows = nano.evaluate_embedders(embedders, limit=3 if options.tiny else options.limit, seed=CHECK_SEED)
+    result = {
+        "row": name,
+        "steps": progress.step,
+        "seconds": round(time.monotonic() - started),
+        "projected": summary([row for row in rows if row.method == Learned.name]),
+        "wishes": summary([row for row in rows if row.method == Wishes.name]),
+        "subsets": [asdict(row) for row in rows],
+    }
+    found.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def summary(rows: list[nano.Row]) -> dict[str, float]:
+    """Hit@1 over the retrieval subsets, over questions, and the mean cost."""
+    retrieval = [row.hit1 for row in rows if row.subset in nano.RETRIEVAL]
+    asked = [row.hit1 for row in rows if row.subset not in nano.RETRIEVAL]
+    return {
+        "hit1": round(float(np.mean(retrieval)), 2),
+        "qa": round(float(np.mean(asked)), 2),
+        "cost": round(float(np.mean([row.cost for row in rows])), 4),
+    }
+
+
+def write(results: list[dict], options: argparse.Namespace) -> None:
+    """ablations.json and ablations.md, after every row."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "ablations.json").write_text(json.dumps(results, indent=2) + "\n")
+    first = results[0]
+    lines = [
+        "| variant | Hit@1 | Δ | qa | cost | Hit@1, unprojected | cost, unprojected | steps |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for result in results:
+        held, free = result["projected"], result["wishes"]
+        change = "" if result is first else f"{held['hit1'] - first['projected']['hit1']:+.2f}"
+        cells = [result["row"], f"{held['hit1']:.2f}", change, f"{held['qa']:.2f}", f"{held['cost']:.3f}×"]
+        cells += [f"{free['hit1']:.2f}", f"{free['cost']:.3f}×", str(result["steps"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    note = f"Hit@1 in percent, mean of the four retrieval subsets of NanoRet; fresh test videos, seed {CHECK_SEED}"
+    (options.out / "ablations.md").write_text("\n".join([*lines, "", f"{note}, {options.limit} of every 500."]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

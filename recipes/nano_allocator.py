@@ -1,0 +1,121 @@
+"""Trains the allocator of the nano backbones by RDPO, with nano-qwen3 alone, and checks it on fresh videos.
+
+    python recipes/nano_allocator.py --out out/allocator --minutes 7
+
+One GPU; `--tiny` runs a miniature of it on a CPU, with an untrained backbone. All settings are those of the preset
+`nano` (`allocembed train --help`); `--set learning_rate=1e-3` changes one. The run folder is that of
+`allocembed train`, and `--resume` goes on with it. What is shipped goes to OUT/nano-allocator: the best checkpoint in
+validation, in bfloat16, with a card. The check draws test videos of its own, never the shipped ones of NanoRet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+
+from allocembed.allocators.learned import Learned
+from allocembed.backbones import Backbone, load_backbone
+from allocembed.benchmarks import nano, report
+from allocembed.policy.preview import BackbonePreview
+from allocembed.policy.scale_policy import WEIGHTS, ScalePolicy
+from allocembed.rdpo.config import TrainConfig, make_config
+from allocembed.rdpo.run import BEST, train
+
+CHECK_SEED = 777_002
+SHIPPED = "nano-allocator"
+TINY = {
+    "steps": 4,
+    "examples": 8,
+    "rollouts": 4,
+    "mini_batch": 4,
+    "micro_batch": 4,
+    "width": 32,
+    "heads": 2,
+    "warmup": 1,
+    "budgets": "8f/24,8f/9",
+    "pool": 64,
+    "global_negatives": 16,
+    "validation": 8,
+    "validate_every": 2,
+    "save_every": 2,
+    "batch_tokens": 16384,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--backbone", default="nano-qwen3", help="nano-qwen3, or a folder that holds it")
+    parser.add_argument("--minutes", type=float, default=7.0, help="the most the training may take")
+    parser.add_argument("--limit", type=int, default=100, help="videos of each set in the closing check")
+    parser.add_argument("--methods", default="base,uniform,content,full", help="what the allocator is compared with")
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="another setting")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in OUT")
+    parser.add_argument("--tiny", action="store_true", help="a miniature, to try the script on a CPU")
+    options = parser.parse_args()
+    started = time.monotonic()
+    backbone = tiny_backbone() if options.tiny else load_backbone(options.backbone, device=options.device)
+    config = make_config(
+        {
+            **(TINY if options.tiny else {}),
+            "out": str(options.out),
+            "backbone": backbone.name,
+            "minutes": options.minutes,
+            **read_settings(options.set),
+        },
+        preset="nano",
+    )
+    progress = train(config, resume=options.resume, backbone=backbone)
+    minutes = (time.monotonic() - started) / 60
+    policy = ScalePolicy.from_pretrained(options.out / BEST)
+    limit = 4 if options.tiny else options.limit
+    rows = check(backbone, policy, config, options.methods.split(","), limit)
+    print(report.markdown(rows, nano.LAYOUT, f"fresh test videos; {limit} of every {nano.VIDEOS}"), flush=True)
+    # It is shipped beside the backbone it looks through, whatever folder that was in.
+    facts = {**policy.config.trained, "backbone": "nano-qwen3", "minutes": round(minutes, 1)}
+    facts["Hit@1 and cost on fresh NanoRet videos"] = {
+        f"{row.method}, {row.subset}": f"{row.hit1:.1f} at {row.cost:.3f}×" for row in rows
+    }
+    policy.config = replace(policy.config, preview_source="nano-qwen3", trained=facts)
+    folder = options.out / SHIPPED
+    policy.save_pretrained(folder, dtype=torch.bfloat16)
+    size = (folder / WEIGHTS).stat().st_size / 1e6
+    parameters = sum(parameter.numel() for parameter in policy.parameters())
+    print(
+        f"{parameters:,} parameters, {size:.2f} MB, {progress.step} steps in {minutes:.1f} min → {folder}", flush=True
+    )
+
+
+def check(
+    backbone: Backbone, policy: ScalePolicy, config: TrainConfig, methods: list[str], limit: int
+) -> list[nano.Row]:
+    """NanoRet on fresh videos: the methods, and the policy as it will be shipped, in bfloat16."""
+    rounded = ScalePolicy(policy.config)
+    rounded.load_state_dict({name: tensor.bfloat16().float() for name, tensor in policy.state_dict().items()})
+    learned = Learned(rounded, BackbonePreview(backbone, config.preview_tokens))
+    return nano.evaluate(backbone, [*methods, learned], limit=limit, seed=CHECK_SEED)
+
+
+def read_settings(given: list[str]) -> dict[str, str]:
+    """Reads OPTION=VALUE; `make_config` checks what they mean."""
+    if wrong := [setting for setting in given if "=" not in setting]:
+        raise SystemExit(f"cannot read {wrong[0]!r}: write --set OPTION=VALUE, as in --set learning_rate=1e-3")
+    return dict(setting.split("=", 1) for setting in given)
+
+
+def tiny_backbone() -> Backbone:
+    from nano_model import build_backbone
+
+    return build_backbone("qwen3", tiny=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Measures everything that docs/results.md says about the nano models, and writes that page.
+
+    python recipes/results.py --out out/results --jobs 6          # hours on a CPU, minutes on a GPU
+    python recipes/results.py --out out/results --jobs 6 --only "main-*"
+
+Every measurement is one command of its own, whose JSON lands in OUT; what is there already is not measured again. The
+page is written when nothing is missing, from those files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+from allocembed.benchmarks import report
+from allocembed.benchmarks.metrics import Row
+from allocembed.benchmarks.nano import LAYOUT
+
+PAGE = Path("docs/results.md")
+BACKBONES = ("nano-qwen3", "nano-qwen2")
+SETS = {"short": "short-clip,short-video", "long": "long-clip,long-video", "qa": "qa"}
+SEEDS = {"shipped": [], "fresh": ["--seed", "1"]}
+UNTRAINED = "base,full,uniform,content,select"
+BUDGETS = {"16f": "48", "20f": "60"}  # beside 8f of 24, which is the default
+EVAL = ["-m", "allocembed", "eval", "nano", "--json"]
+
+
+def jobs() -> dict[str, list[str]]:
+    """Every measurement: a name, and what python is told."""
+    found = {}
+    for backbone in BACKBONES:
+        for which, seed in SEEDS.items():
+            for name, subsets in SETS.items():
+                rest = ["--backbone", backbone, "--subsets", subsets, *seed]
+                found[f"main-{backbone}-{which}-{name}"] = [*EVAL, "--methods", UNTRAINED, *rest]
+                found[f"learned-{backbone}-{which}-{name}"] = [*EVAL, "--methods", "learned", *rest]
+    for budget, candidates in BUDGETS.items():
+        for name in ("short", "long"):
+            rest = ["--subsets", SETS[name], "--budget", budget, "--candidates", candidates]
+            found[f"budget-{budget}-{name}"] = [*EVAL, "--methods", "base,full,uniform", *rest]
+            found[f"learned-budget-{budget}-{name}"] = [*EVAL, "--methods", "learned", *rest]
+    for name, subsets in SETS.items():
+        found[f"learned-limits-{name}"] = ["recipes/limits.py", "--json", "--subsets", subsets]
+    found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs"]
+    return found
+
+
+def measure(name: str, command: list[str], out: Path) -> str | None:
+    """Runs one measurement unless its result is there; returns what went wrong."""
+    path = out / f"{name}.json"
+    if path.exists():
+        return None
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    if done.returncode:
+        return f"{name}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
+    scratch = path.with_suffix(".part")
+    scratch.write_text(done.stdout)
+    scratch.rename(path)
+    print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+    return None
+
+
+def rows(out: Path, pattern: str) -> list[Row]:
+    """The rows of all measurements whose name matches, methods in the order of the paper's table."""
+    lines = [line for path in sorted(out.glob(f"{pattern}.json")) for line in json.loads(path.read_text())["rows"]]
+    fields = ("method", "subset", "hit@1", "mean_rank", "cost", "over_budget", "n")
+    found = [Row(*(line[field] for field in fields)) for line in lines]
+    order = list(report.TITLES)
+    places = {subset: number for number, subset in enumerate(LAYOUT.videos)}
+    known = lambda method: order.index(method) if method in order else len(order)  # noqa: E731
+    return sorted(found, key=lambda row: (known(row.method), row.method, places[row.subset]))
+
+
+def way(found: list[Row]) -> str:
+    """How far Learned is on the way from Uniform to Full, over the retrieval subsets."""
+    averages = {summary.method: summary.averages["retrieval"] for summary in report.summarise(found, LAYOUT)}
+    learned, uniform, full = (averages[method] for method in ("learned", "uniform", "full"))
+    share = (learned - uniform) / (full - uniform)
+    return f"AllocEmbed is {share:.0%} of the way from Uniform ({uniform:.1f}) to Full Resolution ({full:.1f})."
+
+
+def page(out: Path) -> str:
+    """The whole page."""
+    parts = [
+        "# Results in the nano world\n\nWritten by `python recipes/results.py`; every table stands under the commands "
+        "that printed its numbers. 500 videos a subset, Hit@1 in percent, cost in units of Base; † does not keep the "
+        "budget. Fresh videos are `--seed 1`. The allocator was trained by RDPO with nano-qwen3 alone.\n"
+    ]
+    for backbone in BACKBONES:
+        for which, seed in SEEDS.items():
+            found = rows(out, f"main-{backbone}-{which}-*") + rows(out, f"learned-{backbone}-{which}-*")
+            command = " ".join(["allocembed eval nano --backbone", backbone, *seed])
+            layout = replace(LAYOUT, title=f"NanoRet, {backbone}, {which} videos")
+            transfer = " It never saw this backbone in training." if backbone != BACKBONES[0] else ""
+            parts += [f"## {backbone}, {which} videos\n\n`{command}`\n", report.markdown(found, layout)]
+            parts.append(way(found) + transfer + "\n")
+    parts.append("## What allocation could do, and what the question is worth\n\n`python recipes/limits.py`\n")
+    limits = rows(out, "main-nano-qwen3-shipped-*") + rows(out, "learned-nano-qwen3-shipped-*")
+    limits = [row for row in limits if row.method in ("uniform", "full", "learned")] + rows(out, "learned-limits-*")
+    parts.append(report.markdown_table("Hit@1 in percent, nano-qwen3", _by_subset(limits)))
+    parts.append("## Other budgets, the same allocator\n")
+    for budget, candidates in BUDGETS.items():
+        command = f"allocembed eval nano --budget {budget} --candidates {candidates}"
+        found = rows(out, f"budget-{budget}-*") + rows(out, f"learned-budget-{budget}-*")
+        layout = replace(LAYOUT, title=f"{budget} of {candidates} candidate frames, nano-qwen3")
+        parts += [f"`{command}`\n", report.markdown(found, layout), way(found) + "\n"]
+    sweep = Path("docs/sweep_frames.md").read_text()
+    parts.append(
+        "## More frames, and a fixed budget\n\n`allocembed eval nano --sweep frames --out docs`\n\n"
+        f"![Hit@1 over the number of frames](sweep_frames.png)\n\n{sweep}"
+    )
+    return "\n".join(parts)
+
+
+def _by_subset(found: list[Row]) -> list[list[str]]:
+    subsets = [subset for subset in LAYOUT.videos if any(row.subset == subset for row in found)]
+    lines = [["method", *subsets]]
+    for method in dict.fromkeys(row.method for row in found):
+        hits = {row.subset: f"{row.hit1:.1f}" for row in found if row.method == method}
+        lines.append([report.TITLES.get(method, method), *(hits.get(subset, "") for subset in subsets)])
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/results"))
+    parser.add_argument("--jobs", type=int, default=1, help="measurements at a time")
+    parser.add_argument("--only", action="append", default=[], help="only those whose name matches; may be repeated")
+    parser.add_argument("--limit", type=int, help="only so many videos, to try the script; writes no page")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    chosen = {
+        name: command + (["--limit", str(options.limit)] if options.limit else [])
+        for name, command in jobs().items()
+        if not options.only or any(fnmatch(name, pattern) for pattern in options.only)
+    }
+    with ThreadPoolExecutor(options.jobs) as pool:
+        failures = [each for each in pool.map(lambda job: measure(*job, options.out), chosen.items()) if each]
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    missing = [name for name in jobs() if not (options.out / f"{name}.json").exists()]
+    if missing or options.limit:
+        print(f"{len(missing)} measurements are missing, so {PAGE} stays as it is", file=sys.stderr)
+        sys.exit(bool(failures))
+    PAGE.write_text(page(options.out))
+    print(f"→ {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""The trainer as a whole: runs, logs, checkpoints; killed, resumed, shared by two processes; and that it learns."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from allocembed import load_backbone, world
+from allocembed.backbones.loading import ASSETS
+from allocembed.cli import app
+from allocembed.policy.preview import BackbonePreview
+from allocembed.policy.scale_policy import ScalePolicy
+from allocembed.rdpo import data
+from allocembed.rdpo.checkpoint import read_state
+from allocembed.rdpo.config import TrainConfig, make_config
+from allocembed.rdpo.data import TRAINING, VALIDATION, WorldSource
+from allocembed.rdpo.log import keep_until
+from allocembed.rdpo.processes import Processes
+from allocembed.rdpo.run import Run, train
+from allocembed.rdpo.trainer import Trainer
+from allocembed.world.timeline import Scene
+
+ROOT = Path(__file__).parent.parent
+NANO = ASSETS / "nano-qwen3"
+# An untrained backbone never ranks a positive first, so its gap is what there is to learn from.
+SMALL = {
+    "reward": "gap",
+    "steps": 4,
+    "examples": 6,
+    "rollouts": 3,
+    "mini_batch": 4,
+    "micro_batch": 2,
+    "width": 32,
+    "heads": 2,
+    "layers": 1,
+    "warmup": 0,
+    "decay": 0.0,
+    "learning_rate": 1e-4,
+    "budgets": "4f/7",
+    "pool": 32,
+    "global_negatives": 8,
+    "validation": 5,
+    "validate_every": 2,
+    "save_every": 1,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Sums over threads round differently, and here bits are compared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """An untrained nano checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "recipes"))
+        from nano_model import build_backbone, save_backbone
+
+        torch.manual_seed(0)
+        folder = tmp_path_factory.mktemp("models") / "nano-tiny"
+        save_backbone(build_backbone("qwen3", tiny=True), folder, {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def backbone(folder):
+    return load_backbone(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def unbroken(folder, tmp_path_factory) -> Path:
+    """The folder of a run that nothing happened to."""
+    config = small(folder, tmp_path_factory.mktemp("runs") / "unbroken")
+    train(config)
+    return Path(config.out)
+
+
+def small(folder: Path, out: Path, **changes) -> TrainConfig:
+    return make_config({**SMALL, "backbone": str(folder), "out": str(out), **changes}, preset="nano")
+
+
+def small_trainer(backbone, out: Path, **changes) -> Trainer:
+    config = small(Path(backbone.name), out, **changes)
+    source = WorldSource(config.seed, config.pool, config.mixture)
+    return Trainer(config, Processes("cpu"), backbone, BackbonePreview(backbone, config.preview_tokens), source)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return read_state(out / "state")["policy"]
+
+
+def furthest(one: dict, other: dict) -> float:
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def lines(out: Path, kind: str = "step") -> list[dict]:
+    read = map(json.loads, (out / "train.jsonl").read_text().splitlines())
+    return [line for line in read if line["kind"] == kind]
+
+
+def environment() -> dict[str, str]:
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **quiet, "PYTHONPATH": str(ROOT)}
+
+
+def test_a_run_leaves_its_best_policy_its_state_its_config_and_its_log(unbroken, folder):
+    policy = ScalePolicy.from_pretrained(unbroken / "best")
+    assert policy.config.preview_source == str(folder) and policy.config.trained["steps"] in (2, 4)
+    assert "validation" in (unbroken / "best" / "README.md").read_text()
+    assert make_config({}, unbroken / "train.toml") == make_config({}, unbroken / "best" / "train.toml")
+    state = read_state(unbroken / "state")
+    assert state["progress"]["step"] == 4 and state["progress"]["skipped"] == 0
+    assert [line["step"] for line in lines(unbroken)] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines(unbroken, "validation")] == [2, 4]
+    assert len(lines(unbroken, "uniform")) == 1
+    for line in (*lines(unbroken), *lines(unbroken, "validation")):
+        assert 0.9 < line["cost"] <= 1 and 0.2 <= line["scale"] <= 1.8 and 0.25 <= line["concentration"] <= 1
+        assert 0 <= line["hit1"] <= 1
+
+
+def test_the_weights_move_and_the_same_seed_moves_them_the_same_way(unbroken, backbone, tmp_path):
+    trainer = small_trainer(backbone, tmp_path / "again")
+    fresh = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    Run(trainer).go()
+    assert furthest(fresh, weights(unbroken)) > 1e-4
+    assert furthest(weights(tmp_path / "again"), weights(unbroken)) == 0
+    other = small_trainer(backbone, tmp_path / "other", seed=1)
+    assert furthest(other.policy.state_dict(), fresh) > 1e-2
+
+
+def test_a_run_killed_in_the_middle_goes_on_to_the_very_same_weights(unbroken, folder, tmp_path):
+    config = small(folder, tmp_path / "killed")
+    file = tmp_path / "train.toml"
+    file.write_text(config.as_toml())
+    process = subprocess.Popen([sys.executable, "-m", "allocembed", "train", file], env=environment(), cwd=tmp_path)
+    log, deadline = tmp_path / "killed" / "train.jsonl", time.monotonic() + 120
+    while not (log.exists() and '"step", "step": 2' in log.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert read_state(tmp_path / "killed" / "state")["progress"]["step"] < 4
+    train(config, resume=True)
+    assert furthest(weights(tmp_path / "killed"), weights(unbroken)) == 0
+    assert [line["step"] for line in lines(tmp_path / "killed")] == [1, 2, 3, 4]
+    best = [ScalePolicy.from_pretrained(out / "best").state_dict() for out in (tmp_path / "killed", unbroken)]
+    assert furthest(*best) == 0
+
+
+def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(unbroken, backbone, tmp_path, capsys):
+    out = tmp_path / "asked"
+
+    def ask(step: int) -> None:
+        if step == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    progress = Run(small_trainer(backbone, out, save_every=100), ask).go()
+    assert progress.step == 2 and read_state(out / "state")["progress"]["step"] == 2
+    assert f"allocembed train {out}/train.toml --resume" in capsys.readouterr().err.replace("\n", "")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert Run(small_trainer(backbone, out, save_every=100)).go(resume=True).step == 4
+    assert furthest(weights(out), weights(unbroken)) == 0
+
+
+def test_time_that_is_up_ends_the_run_with_everything_saved(backbone, tmp_path):
+    late = {"minutes": 1e-6, "save_every": 100, "validate_every": 100}
+    progress = Run(small_trainer(backbone, tmp_path / "late", **late)).go()
+    assert progress.step == 1 and progress.best >= 0
+    assert ScalePolicy.from_pretrained(tmp_path / "late" / "best").config.trained["steps"] == 1
+
+
+def test_two_processes_with_sharded_weights_make_the_updates_of_one(unbroken, folder, tmp_path):
+    # Six examples in mini-batches of four and micro-batches of two: the processes' shares are unequal in every way.
+    config = small(folder, tmp_path / "two")
+    file = tmp_path / "train.toml"
+    file.write_text(config.as_toml())
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "allocembed", "train", file]
+    subprocess.run([sys.executable, "-m", *launch], env=environment(), cwd=tmp_path, check=True, timeout=200)
+    assert furthest(weights(tmp_path / "two"), weights(unbroken)) < 1e-5
+    for kind in ("step", "validation"):
+        for one, two in zip(lines(unbroken, kind), lines(tmp_path / "two", kind), strict=True):
+            for name in ("hit1", "cost", "scale", "concentration"):
+                assert two[name] == pytest.approx(one[name], abs=1e-5)
+    # What several processes saved, one can go on with.
+    more = replace(config, steps=4, minutes=1.0)
+    assert train(more, resume=True).step == 4
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(backbone, tmp_path, monkeypatch):
+    trainer = small_trainer(backbone, tmp_path / "nan", steps=2)
+    score, seen = trainer._score, []
+
+    def fail_first(*given):
+        return score(*given) * (1.0 if seen else float("nan"))
+
+    monkeypatch.setattr(trainer, "_score", fail_first)
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    progress = Run(trainer, lambda step: seen.append(furthest(before, trainer.policy.state_dict()))).go()
+    assert seen[0] == 0 and 0 < seen[1] < 0.01
+    assert progress.skipped == 2 == lines(tmp_path / "nan")[0]["skipped"]  # both updates of the first step
+
+
+def test_soft_rollouts_may_cost_more_than_the_budget(backbone, tmp_path):
+    trainer = small_trainer(backbone, tmp_path, budget_mode="soft", cost="scale", budgets="2f/7")
+    batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
+    assert trainer.step(batch, 0)["cost"] > 1
+    assert trainer.validate(trainer.prepare(VALIDATION, 0))["cost"] <= 1
+
+
+def test_a_step_none_of_whose_videos_can_be_read_changes_nothing(backbone, tmp_path):
+    trainer = small_trainer(backbone, tmp_path)
+    batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    assert trainer.step(replace(batch, videos=[]), 0) == {"not finite": 0}
+    assert furthest(before, trainer.policy.state_dict()) == 0
+
+
+def test_the_corpus_may_be_embedded_as_it_is_drawn_or_once(backbone, tmp_path, monkeypatch):
+    kept = small_trainer(backbone, tmp_path)
+    monkeypatch.setattr("allocembed.rdpo.trainer.BANK", 0)
+    drawn = small_trainer(backbone, tmp_path)
+    assert kept.bank is not None and drawn.bank is None
+    batch = kept.source.finish(kept.prepare(TRAINING, 0), kept.device)
+    (names, one), (same, other) = (trainer._candidates(batch, 5) for trainer in (kept, drawn))
+    assert names == same and len(names) == 6 + 8 and (one - other).abs().max() < 1e-5
+    none = small_trainer(backbone, tmp_path, global_negatives=0)
+    assert len(none._candidates(batch, 5)[0]) == 6
+
+
+def test_another_run_is_not_overwritten_and_another_config_not_continued(unbroken, backbone):
+    with pytest.raises(ValueError, match="holds a run already: go on with --resume"):
+        Run(small_trainer(backbone, unbroken)).go()
+    with pytest.raises(ValueError, match=r"had learning_rate = 0\.0001, not 0\.5: resume it with its own train\.toml"):
+        Run(small_trainer(backbone, unbroken, learning_rate=0.5)).go(resume=True)
+    with pytest.raises(ValueError, match="nothing to resume"):
+        Run(small_trainer(backbone, unbroken / "elsewhere")).go(resume=True)
+
+
+def test_a_log_is_cut_back_to_the_step_a_run_goes_on_from(tmp_path):
+    log = tmp_path / "train.jsonl"
+    log.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{"kind": "st')
+    keep_until(log, 1)
+    assert log.read_text() == '{"kind": "step", "step": 1}\n'
+
+
+def test_tensorboard_gets_the_curves_where_it_is_installed(backbone, tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int | None) -> None:
+            written.append((folder, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, step))
+
+        def close(self) -> None:
+            written.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    Run(small_trainer(backbone, tmp_path / "run", steps=1)).go()
+    assert written[0] == (str(tmp_path / "run" / "tensorboard"), None) and written[-1] == "closed"
+    assert {("step/hit1", 1), ("step/cost", 1), ("validation/hit1", 1), ("uniform/hit1", 0)} <= set(written)
+
+
+def test_the_command_trains_from_a_jsonl_and_names_what_it_left_out(folder, tmp_path):
+    rng = np.random.default_rng(0)
+    records = []
+    for number in range(8):
+        frames = tmp_path / f"v{number}"
+        frames.mkdir()
+        for index in range(6):
+            Image.fromarray(rng.integers(0, 255, (40, 56, 3), np.uint8)).save(frames / f"{index}.png")
+        records.append({"id": number, "video": frames.name, "caption": f"noise number {number}"})
+    records.append({"id": "x", "video": "nowhere", "caption": "nothing"})
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
+    options = {**SMALL, "steps": 2, "validation": 2, "backbone": folder, "out": tmp_path / "run", "budgets": "2f/6"}
+    options |= {"data": tmp_path / "train.jsonl", "preset": "nano"}
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    result = CliRunner().invoke(app, ["train", *words])
+    assert result.exit_code == 0, result.output
+    assert "left out" in result.output and "nowhere" in result.output
+    assert (tmp_path / "run" / "best" / "model.safetensors").is_file()
+
+
+def test_an_allocator_on_smolvlm2_previews_trains_too(folder, smol_folder, tmp_path):
+    config = small(folder, tmp_path / "run", preview="smolvlm2", preview_source=str(smol_folder), steps=1)
+    train(config)
+    assert ScalePolicy.from_pretrained(tmp_path / "run" / "best").config.preview == "smolvlm2"
+
+
+def test_the_commands_help_is_the_configs_docstrings_and_unknown_options_get_the_nearest():
+    shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "250"}).output
+    for text in ("--rollouts", "K, the allocations sampled for each example.", "--no-confidence", "--resume"):
+        assert text in shown
+    wrong = CliRunner().invoke(app, ["train", "--rolouts", "3"])
+    assert wrong.exit_code == 2 and "--rollouts" in wrong.output
+
+
+# Learning
+
+
+@pytest.mark.skipif(not NANO.is_dir(), reason="needs the trained nano-qwen3")
+def test_rdpo_learns_to_give_events_more_than_empty_scenes(tmp_path, monkeypatch):
+    # One event a video, between black, blur and empty places: which chunks matter is easy to see.
+    scenes = {Scene.BLACK: 1.0, Scene.PLACE: 1.0, Scene.BLUR: 0.5}
+    easy = {"word_size": (0.12, 0.145), "object_size": (0.2, 0.42), "object_skew": 1.0}
+    config = replace(world.SHORT, events=(1, 1), event_length=(0.3, 0.3), mixture=scenes, **easy)
+    monkeypatch.setattr(data, "draw_timelines", lambda seed, count: world.draw(count, seed, config=config))
+    torch.set_num_threads(2)
+    backbone = load_backbone(NANO, device="cpu")
+    changes = {"steps": 8, "examples": 12, "rollouts": 8, "mini_batch": 6, "micro_batch": 6, "budgets": "1f/8"}
+    changes |= {"reward": "validated", "mixture": "1,0,0", "learning_rate": 2e-3, "width": 64, "validation": 24}
+    trainer = small_trainer(backbone, tmp_path / "learns", **changes, pool=128, global_negatives=64)
+    held = trainer.prepare(VALIDATION, 0)
+    batch = trainer.source.finish(held, trainer.device)
+    (videos,) = batch.videos
+    shown = world.events_at(held.timelines, held.indices / 479)[:, videos.pairs] >= 0
+    view = trainer._look(videos, batch)
+
+    def scales() -> tuple[float, float]:
+        """Mean scale of the chunks that show an event, and of those that do not."""
+        alpha, beta = trainer._shapes([view])[0]
+        chosen = 0.2 + 1.6 * (alpha / (alpha + beta)).numpy()
+        return float(chosen[shown.any(-1)].mean()), float(chosen[~shown.any(-1)].mean())
+
+    assert abs(np.subtract(*scales())) < 0.1
+    Run(trainer).go()
+    event, empty = scales()
+    assert event > empty + 0.15
