@@ -59,9 +59,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="fresh test videos instead of the shipped ones")
     parser.add_argument("--subsets", default=",".join(nano.SUBSETS))
     parser.add_argument("--methods", default="", help="further methods, separated by commas")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    backbone = load_backbone(options.backbone)
+    backbone = load_backbone(options.backbone, dtype=options.dtype)
     subsets = options.subsets.split(",")
     methods: list[str | Allocator] = [name for name in options.methods.split(",") if name]
     methods.append(Oracle(options.limit, options.seed, told=False))

@@ -29,7 +29,7 @@ SETS = {"short": "short-clip,short-video", "long": "long-clip,long-video", "qa":
 SEEDS = {"shipped": [], "fresh": ["--seed", "1"]}
 UNTRAINED = "base,full,uniform,content,select"
 BUDGETS = {"16f": "48", "20f": "60"}  # beside 8f of 24, which is the default
-EVAL = ["-m", "allocembed", "eval", "nano", "--json"]
+EVAL = ["-m", "allocembed", "eval", "nano", "--json", "--dtype", "bfloat16"]  # as on a GPU by default
 
 
 def jobs() -> dict[str, list[str]]:
@@ -47,7 +47,7 @@ def jobs() -> dict[str, list[str]]:
             found[f"budget-{budget}-{name}"] = [*EVAL, "--methods", "base,full,uniform", *rest]
             found[f"learned-budget-{budget}-{name}"] = [*EVAL, "--methods", "learned", *rest]
     for name, subsets in SETS.items():
-        found[f"learned-limits-{name}"] = ["recipes/limits.py", "--json", "--subsets", subsets]
+        found[f"learned-limits-{name}"] = ["recipes/limits.py", "--json", "--dtype", "bfloat16", "--subsets", subsets]
     found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs"]
     return found
 

@@ -51,16 +51,16 @@ class WorldConfig:
 
     duration: tuple[float, float] = (60, 300)
     """Seconds, log-uniform, rounded to whole seconds."""
-    events: tuple[int, int] = (5, 6)
+    events: tuple[int, int] = (4, 5)
     event_length: tuple[float, float] = (0.035, 0.09)
     """Share of the video that one event lasts."""
     adjacent: float = 0.12
     """Probability that two events follow each other directly."""
-    object_size: tuple[float, float] = (0.10, 0.42)
+    object_size: tuple[float, float] = (0.12, 0.48)
     """Extent of the glyph, in short sides."""
     object_skew: float = 2.2
     """Sizes are low + (high - low) * u**skew: above 1 favours small objects."""
-    word_size: tuple[float, float] = (0.055, 0.145)
+    word_size: tuple[float, float] = (0.064, 0.167)
     """Height of the word sprite, in short sides; the letters fill seven eighths of it."""
     word_skew: float = 1.8
     drift: float = 0.06
@@ -92,7 +92,7 @@ class WorldConfig:
 
 
 SHORT = WorldConfig()
-LONG = replace(SHORT, duration=(600, 3600), events=(4, 5), event_length=(0.03, 0.065))
+LONG = replace(SHORT, duration=(600, 3600), events=(3, 4), event_length=(0.03, 0.065))
 PRESETS: dict[str, WorldConfig] = {"short": SHORT, "long": LONG}
 
 
