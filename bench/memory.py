@@ -1,6 +1,6 @@
 """Peak memory of `allocembed embed` on a long file against a short one: it must not grow with the video.
 
-    python bench/memory.py --backbone FOLDER [--minutes 1 30] [--json]
+    python bench/memory.py [--backbone nano-qwen3] [--minutes 1 30] [--json]
 
 Each file is embedded in a process of its own, whose peak resident memory the system reports when it ends.
 """
@@ -34,7 +34,7 @@ def peak_megabytes(video: Path, backbone: str, seek: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backbone", required=True, help="a small one, so that its weights don't hide the rest")
+    parser.add_argument("--backbone", default="nano-qwen3", help="a small one, so that its weights don't hide the rest")
     parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 30.0])
     parser.add_argument("--gop", type=int, default=250)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")

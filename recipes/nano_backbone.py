@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from nano_data import GLIMPSE_STEPS, Batch, Group, Reading, Stream, Tokens, make_batch, make_reading
 from nano_heads import Heads, TokenPlaces
-from nano_model import build_backbone, save_backbone
+from nano_model import build_backbone, read_card, save_backbone
 from nano_muon import Muon
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -302,9 +302,15 @@ def train(options: argparse.Namespace) -> None:
     with torch.compiler.set_stance("force_eager"):  # not worth compiling again without gradients
         rows = nano.evaluate(backbone, ("base", "uniform", "full"), limit=options.limit, seed=CHECK_SEED)
     print(report.markdown(rows, nano.LAYOUT, f"{options.limit} of every {nano.VIDEOS} videos"), flush=True)
-    summary = {"steps": steps, "minutes": round((time.monotonic() - started) / 60, 2)}
+    summary = {
+        "reading steps": steps[0],
+        "embedding steps": steps[1],
+        "minutes": round((time.monotonic() - started) / 60, 2),
+        "seed": options.seed,
+    }
+    earlier = read_card(options.init)["runs"] if options.init else []
     save_file(heads.state_dict(), options.out / "heads.safetensors")
-    save_backbone(backbone, options.out, {"family": options.family, **summary, "check": report.as_json(rows)})
+    save_backbone(backbone, options.out, {"family": options.family, "runs": [*earlier, summary]})
     print(f"{summary} → {options.out}", flush=True)
 
 

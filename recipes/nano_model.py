@@ -166,6 +166,11 @@ def save_backbone(backbone: Backbone, folder: Path, facts: dict) -> None:
     (folder / "README.md").write_text(_card(backbone.name, facts))
 
 
+def read_card(folder: Path) -> dict:
+    """The facts in a folder's card."""
+    return json.loads((folder / "README.md").read_text().split("```json")[1].split("```")[0])
+
+
 def _card(name: str, facts: dict) -> str:
     return f"""---
 license: mit
@@ -175,7 +180,7 @@ library_name: allocembed
 
 A nano video embedding model, trained from nothing by `recipes/nano_backbone.py` in the procedural world of
 `allocembed.world`. It knows that world only: pictographs, signs and eight places. It is a test bed and a demo, never
-a model for real videos.
+a model for real videos. What it scores is in `docs/results.md`; how it was trained:
 
 ```json
 {json.dumps(facts, indent=2)}

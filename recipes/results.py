@@ -4,7 +4,7 @@
     python recipes/results.py --out out/results --jobs 6 --only "main-*"
 
 Every measurement is one command of its own, whose JSON lands in OUT; what is there already is not measured again. The
-page is written when nothing is missing, from those files alone.
+page is written from those files alone; a table appears on it once all its measurements are there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ SETS = {"short": "short-clip,short-video", "long": "long-clip,long-video", "qa":
 SEEDS = {"shipped": [], "fresh": ["--seed", "1"]}
 UNTRAINED = "base,full,uniform,content,select"
 BUDGETS = {"16f": "48", "20f": "60"}  # beside 8f of 24, which is the default
+NOTES = "\n## Notes\n"  # what follows is written by hand, and kept
 EVAL = ["-m", "allocembed", "eval", "nano", "--json", "--dtype", "bfloat16"]  # as on a GPU by default
 
 
@@ -48,7 +49,7 @@ def jobs() -> dict[str, list[str]]:
             found[f"learned-budget-{budget}-{name}"] = [*EVAL, "--methods", "learned", *rest]
     for name, subsets in SETS.items():
         found[f"learned-limits-{name}"] = ["recipes/limits.py", "--json", "--dtype", "bfloat16", "--subsets", subsets]
-    found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs"]
+    found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs", "--limit", "250"]
     return found
 
 
@@ -88,36 +89,67 @@ def way(found: list[Row]) -> str:
 
 
 def page(out: Path) -> str:
-    """The whole page."""
-    parts = [
-        "# Results in the nano world\n\nWritten by `python recipes/results.py`; every table stands under the commands "
-        "that printed its numbers. 500 videos a subset, Hit@1 in percent, cost in units of Base; † does not keep the "
-        "budget. Fresh videos are `--seed 1`. The allocator was trained by RDPO with nano-qwen3 alone.\n"
-    ]
-    for backbone in BACKBONES:
-        for which, seed in SEEDS.items():
-            found = rows(out, f"main-{backbone}-{which}-*") + rows(out, f"learned-{backbone}-{which}-*")
-            command = " ".join(["allocembed eval nano --backbone", backbone, *seed])
-            layout = replace(LAYOUT, title=f"NanoRet, {backbone}, {which} videos")
-            transfer = " It never saw this backbone in training." if backbone != BACKBONES[0] else ""
-            parts += [f"## {backbone}, {which} videos\n\n`{command}`\n", report.markdown(found, layout)]
-            parts.append(way(found) + transfer + "\n")
-    parts.append("## What allocation could do, and what the question is worth\n\n`python recipes/limits.py`\n")
-    limits = rows(out, "main-nano-qwen3-shipped-*") + rows(out, "learned-nano-qwen3-shipped-*")
-    limits = [row for row in limits if row.method in ("uniform", "full", "learned")] + rows(out, "learned-limits-*")
-    parts.append(report.markdown_table("Hit@1 in percent, nano-qwen3", _by_subset(limits)))
-    parts.append("## Other budgets, the same allocator\n")
+    """The whole page: an introduction, and every section that has been measured."""
+    have = {name for name in jobs() if (out / f"{name}.json").exists()}
+    sections = [(f"main-{backbone}-{which}", backbone, which) for backbone in BACKBONES for which in SEEDS]
+    parts = [INTRODUCTION]
+    for prefix, backbone, which in sections:
+        if all(f"{prefix}-{name}" in have for name in SETS):
+            parts.append(main_section(out, backbone, which, have))
+    if all(f"learned-limits-{name}" in have for name in SETS):
+        parts.append(limits_section(out))
     for budget, candidates in BUDGETS.items():
-        command = f"allocembed eval nano --budget {budget} --candidates {candidates}"
-        found = rows(out, f"budget-{budget}-*") + rows(out, f"learned-budget-{budget}-*")
-        layout = replace(LAYOUT, title=f"{budget} of {candidates} candidate frames, nano-qwen3")
-        parts += [f"`{command}`\n", report.markdown(found, layout), way(found) + "\n"]
-    sweep = Path("docs/sweep_frames.md").read_text()
-    parts.append(
-        "## More frames, and a fixed budget\n\n`allocembed eval nano --sweep frames --out docs`\n\n"
-        f"![Hit@1 over the number of frames](sweep_frames.png)\n\n{sweep}"
-    )
+        if all(
+            f"{prefix}-{budget}-{name}" in have
+            for prefix in ("budget", "learned-budget")
+            for name in SETS
+            if name != "qa"
+        ):
+            parts.append(budget_section(out, budget, candidates))
+    if "sweep" in have:
+        parts.append(SWEEP + Path("docs/sweep_frames.md").read_text())
     return "\n".join(parts)
+
+
+INTRODUCTION = """# Results in the nano world
+
+Written by `python recipes/results.py`; every table stands under the command that measured it, less `--dtype bfloat16`
+and the splitting by subset that make it quicker. 500 videos a subset, Hit@1 in percent, cost in units of Base; † does
+not keep the budget. The allocator was trained by RDPO with nano-qwen3 alone. What the figures mean is in
+[the notes](#notes) at the end of this page and in [what was tried](experiments.md).
+"""
+SWEEP = """## More frames, and a fixed budget
+
+`allocembed eval nano --sweep frames --limit 250 --out docs`
+
+![Hit@1 over the number of frames](sweep_frames.png)
+
+"""
+
+
+def main_section(out: Path, backbone: str, which: str, have: set[str]) -> str:
+    found = rows(out, f"main-{backbone}-{which}-*")
+    told = ""
+    if all(f"learned-{backbone}-{which}-{name}" in have for name in SETS):
+        found += rows(out, f"learned-{backbone}-{which}-*")
+        told = way(found) + (" It never saw this backbone in training." if backbone != BACKBONES[0] else "") + "\n"
+    command = " ".join(["allocembed eval nano --backbone", backbone, *SEEDS[which]])
+    layout = replace(LAYOUT, title=f"NanoRet, {backbone}")
+    return f"## {backbone}, {which} videos\n\n`{command}`\n\n{report.markdown(found, layout)}\n{told}"
+
+
+def limits_section(out: Path) -> str:
+    found = rows(out, "main-nano-qwen3-shipped-*") + rows(out, "learned-nano-qwen3-shipped-*")
+    found = [row for row in found if row.method in ("uniform", "full", "learned")] + rows(out, "learned-limits-*")
+    table = report.markdown_table("Hit@1 in percent, nano-qwen3", _by_subset(found))
+    return f"## What allocation could do, and what the question is worth\n\n`python recipes/limits.py`\n\n{table}"
+
+
+def budget_section(out: Path, budget: str, candidates: str) -> str:
+    found = rows(out, f"budget-{budget}-*") + rows(out, f"learned-budget-{budget}-*")
+    layout = replace(LAYOUT, title=f"NanoRet, nano-qwen3, {candidates} candidate frames")
+    command = f"allocembed eval nano --budget {budget} --candidates {candidates}"
+    return f"## A budget of {budget}\n\n`{command}`\n\n{report.markdown(found, layout)}\n{way(found)}\n"
 
 
 def _by_subset(found: list[Row]) -> list[list[str]]:
@@ -147,11 +179,11 @@ def main() -> None:
     for failure in failures:
         print(failure, file=sys.stderr)
     missing = [name for name in jobs() if not (options.out / f"{name}.json").exists()]
-    if missing or options.limit:
-        print(f"{len(missing)} measurements are missing, so {PAGE} stays as it is", file=sys.stderr)
-        sys.exit(bool(failures))
-    PAGE.write_text(page(options.out))
-    print(f"→ {PAGE}")
+    if not options.limit:
+        notes = PAGE.read_text().partition(NOTES)[2] if PAGE.exists() else ""
+        PAGE.write_text(page(options.out) + NOTES + notes)
+        print(f"→ {PAGE}; {len(missing)} of {len(jobs())} measurements are missing")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""The bundled nano models: small enough, loadable by name like any other, and really able to retrieve."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from allocembed import AllocEmbed, world
+from allocembed.backbones import load_backbone
+from allocembed.backbones.loading import ASSETS
+from allocembed.benchmarks import nano
+
+BACKBONES = ("nano-qwen3", "nano-qwen2")
+
+
+@pytest.fixture(scope="module", params=BACKBONES)
+def backbone(request):
+    return load_backbone(request.param, device="cpu")
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [("nano-qwen3", 16), ("nano-qwen2", 16), ("nano-allocator", 4)])
+def test_a_bundled_model_is_a_small_hub_folder_in_bfloat16(name, megabytes):
+    folder = ASSETS / name
+    weights = folder / "model.safetensors"
+    assert weights.stat().st_size <= megabytes * 1e6
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "README.md"}
+    with safe_open(weights, "pt") as file:
+        assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}
+
+
+def test_the_two_backbones_differ_in_family_width_and_depth():
+    configs = [json.loads((ASSETS / name / "config.json").read_text()) for name in BACKBONES]
+    assert [config["model_type"] for config in configs] == ["qwen3_vl", "qwen2_vl"]
+    for key in ("hidden_size", "num_hidden_layers"):
+        assert len({config["text_config"][key] for config in configs}) == 2
+
+
+def test_full_resolution_finds_single_moments(backbone):
+    rows = nano.evaluate(backbone, ["base", "full"], subsets=["long-clip"], limit=20, seed=11)
+    hits = {row.method: row.hit1 for row in rows}
+    assert hits["full"] >= 75 and hits["full"] >= hits["base"] + 20
+
+
+def test_the_allocator_is_the_default_keeps_the_budget_and_beats_uniform(backbone):
+    home = nano.at_home(backbone)
+    learned = AllocEmbed(home)
+    assert learned.allocator.name == "learned"
+    rows = nano.evaluate_embedders(
+        {"uniform": AllocEmbed(home, "uniform"), "learned": learned}, subsets=["short-clip"], limit=32, seed=11
+    )
+    hits = {row.method: row.hit1 for row in rows}
+    assert hits["learned"] > hits["uniform"]
+    assert all(row.over_budget == 0 and row.cost <= 1 for row in rows)
+
+
+def test_chunks_with_an_event_get_more_tokens_than_the_others(backbone):
+    videos = nano.draw_videos("long", limit=12, seed=11)
+    embedder = AllocEmbed(backbone)
+    on_events, elsewhere = [], []
+    for number, clip in enumerate(nano.clips_of(videos, range(12), [24])[24]):
+        seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nano.NOMINAL_FRAMES - 1))
+        shown = (seen[0] >= 0).reshape(-1, 2).any(1)
+        tokens = np.array([grid.tokens for grid in embedder.allocate(clip).grids])
+        on_events += tokens[shown].tolist()
+        elsewhere += tokens[~shown].tolist()
+    assert np.mean(on_events) > 1.5 * np.mean(elsewhere)
+
+
+def test_a_nano_model_says_what_it_knows_when_it_meets_a_video(backbone, caplog):
+    with caplog.at_level(logging.WARNING, "allocembed"):
+        AllocEmbed(backbone, "base").encode_video(np.zeros((8, 96, 128, 3), np.uint8))
+    assert "knows only its own toy world" in caplog.text
