@@ -133,9 +133,9 @@ class Run:
         with self.trainer.clock("validation"):
             measured = self.trainer.validate(held)
         self.log.write("validation", self.progress.step, measured)
-        if measured["hit1"] <= self.progress.best:
+        if measured["score"] <= self.progress.best:
             return
-        self.progress.best, self.progress.best_step = measured["hit1"], self.progress.step
+        self.progress.best, self.progress.best_step = measured["score"], self.progress.step
         weights = whole_weights(self.trainer.policy)
         if self.processes.first:
             policy = self.trainer.policy

@@ -277,8 +277,12 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, prepared: Any, *, uniform: bool = False) -> dict[str, float]:
-        """Hit@1 of the policy's mean allocations, or of uniform ones, on the validation set: each video's target among
-        the set's texts (`hit1`), and for search sentences each one's video among the set's videos (`search1`)."""
+        """Hit@1 of the policy's mean allocations, or of uniform ones, on the validation set.
+
+        `hit1` is that of each video's target among the set's texts, as in training; `search1` that of each search
+        sentence's video among the set's videos, which is what most people will use it for; `score` their mean, by
+        which the best checkpoint is chosen.
+        """
         batch, meter = self.source.finish(prepared, self.device), Meter()
         views = [] if uniform else [self._look(videos, batch) for videos in batch.videos]
         shapes = self._shapes(views)
@@ -305,7 +309,10 @@ class Trainer:
         searches = success(right, similarity.T[:, None], mask & there)[:, 0]
         means = meter.means(self.processes)
         means["hit1"] = hits[there].float().mean().item()
-        means["search1"] = searches[there & queries].float().mean().item() if bool((there & queries).any()) else 0.0
+        means["score"] = means["hit1"]
+        if bool((there & queries).any()):
+            means["search1"] = searches[there & queries].float().mean().item()
+            means["score"] = (means["hit1"] + means["search1"]) / 2
         return means
 
 
