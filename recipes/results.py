@@ -19,6 +19,8 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+import tokens
+
 from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Row
 from allocembed.benchmarks.nano import LAYOUT
@@ -49,6 +51,7 @@ def jobs() -> dict[str, list[str]]:
             found[f"learned-budget-{budget}-{name}"] = [*EVAL, "--methods", "learned", *rest]
     for name, subsets in SETS.items():
         found[f"learned-limits-{name}"] = ["recipes/limits.py", "--json", "--dtype", "bfloat16", "--subsets", subsets]
+    found["learned-tokens"] = ["recipes/tokens.py", "--json"]
     found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs", "--limit", "250"]
     return found
 
@@ -106,6 +109,9 @@ def page(out: Path) -> str:
             if name != "qa"
         ):
             parts.append(budget_section(out, budget, candidates))
+    if "learned-tokens" in have:
+        table = tokens.table(json.loads((out / "learned-tokens.json").read_text()))
+        parts.append(f"## Where the tokens go\n\n`python recipes/tokens.py`\n\n{table}")
     if "sweep" in have:
         parts.append(SWEEP + Path("docs/sweep_frames.md").read_text())
     return "\n".join(parts)
