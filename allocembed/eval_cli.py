@@ -95,13 +95,13 @@ def nano(
     if sweep:
         run = partial(sweep_frames, **settings)
     else:
-        check_subsets(_split(subsets))
-        _check_methods(_split(methods))
-        chosen = {"methods": _split(methods), "subsets": _split(subsets), "candidates": candidates}
+        check_subsets(split_names(subsets))
+        check_methods(split_names(methods))
+        chosen = {"methods": split_names(methods), "subsets": split_names(subsets), "candidates": candidates}
         run = partial(_evaluate, **chosen, **settings)
     for path in filter(None, (markdown, out / PLOT if sweep else None)):
         make_room(path)
-    titles = _last_parts(backbones or ["nano-qwen3"])
+    titles = last_parts(backbones or ["nano-qwen3"])
     models = {title: load_backbone(name, device=device, dtype=dtype) for name, title in titles.items()}
     results = {}
     for title, backbone in models.items():
@@ -158,11 +158,13 @@ def _evaluate(
     from allocembed.embedder import AllocEmbed
 
     home = at_home(backbone)
-    embedders = {label: AllocEmbed(home, found, **settings) for label, found in _allocators(methods, home).items()}
+    embedders = {
+        label: AllocEmbed(home, found, **settings) for label, found in allocators_by_label(methods, home).items()
+    }
     return evaluate_embedders(embedders, subsets=subsets, limit=limit, seed=seed, progress=progress)
 
 
-def _check_methods(methods: list[str]) -> None:
+def check_methods(methods: list[str]) -> None:
     """Refuses names that can't be methods before any model is loaded."""
     from allocembed.allocators import check_allocator
 
@@ -172,12 +174,12 @@ def _check_methods(methods: list[str]) -> None:
         check_allocator(method)
 
 
-def _allocators(methods: list[str], backbone: Backbone) -> dict[str, Allocator]:
+def allocators_by_label(methods: list[str], backbone: Backbone) -> dict[str, Allocator]:
     """The allocators by label; where none is shipped as `learned` it is skipped, unless nothing else is asked for."""
     from allocembed.allocators import load_allocator
 
     allocators = {}
-    for method, label in _last_parts(methods).items():
+    for method, label in last_parts(methods).items():
         try:
             allocators[label] = load_allocator(method, backbone)
         except ValueError as error:
@@ -187,11 +189,11 @@ def _allocators(methods: list[str], backbone: Backbone) -> dict[str, Allocator]:
     return allocators
 
 
-def _split(names: str) -> list[str]:
+def split_names(names: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
-def _last_parts(names: list[str]) -> dict[str, str]:
+def last_parts(names: list[str]) -> dict[str, str]:
     """A title for each name: the last part of its path, unless another one has it too."""
     short = [Path(name).name or name for name in names]
     return {name: last if short.count(last) == 1 else name for name, last in zip(names, short, strict=True)}
