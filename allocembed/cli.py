@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from allocembed.eval_big_cli import add_benchmarks
 from allocembed.eval_cli import eval_app
+from allocembed.longret_cli import longret_app
 from allocembed.options import (
     AllocatorOption,
     BackboneOption,
@@ -31,6 +33,7 @@ from allocembed.options import (
     progress_bar,
     stderr,
 )
+from allocembed.search_cli import add_search
 from allocembed.train_cli import add_train
 
 app = typer.Typer(
@@ -39,7 +42,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+add_benchmarks(eval_app)
 app.add_typer(eval_app, name="eval")
+app.add_typer(longret_app, name="longret")
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
@@ -169,6 +174,7 @@ def demo(
 
 
 add_train(app)
+add_search(app)
 
 
 def _print_allocation(clip, allocation) -> None:

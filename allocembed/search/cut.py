@@ -1,0 +1,66 @@
+"""Cuts a moment out of a video without re-encoding: the packets are copied as they are, sound included.
+
+A copy can only begin where decoding can, so it starts at the last keyframe before the moment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from allocembed.search.errors import SearchError
+
+# Containers that can be written with what they usually hold; all others go into Matroska, which holds anything.
+KEPT = frozenset({".mp4", ".m4v", ".mov", ".mkv", ".webm"})
+
+
+def cut(source: str | Path, start: float, end: float, folder: Path, name: str) -> tuple[Path, float]:
+    """Writes `start` to `end` seconds of a video as `name` in a folder; returns the file and where it really begins."""
+    import av
+
+    source = Path(source)
+    suffix = source.suffix.lower() if source.suffix.lower() in KEPT else ".mkv"
+    target = folder / f"{name}{suffix}"
+    partial = folder / f".{name}.partial{suffix}"
+    if not source.is_file():
+        raise SearchError(f"{source} is gone: run allocembed index again, with --prune to forget it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        begin = _copy(av, source, start, end, partial)
+        partial.replace(target)
+    except (av.error.FFmpegError, OSError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise SearchError(f"{source} could not be cut ({said}): check the file, and the space for {target}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target, begin
+
+
+def _copy(av, source: Path, start: float, end: float, target: Path) -> float:
+    options = {"protocol_whitelist": "file"}
+    with av.open(str(source), options=options, metadata_errors="ignore") as given, av.open(str(target), "w") as made:
+        video = given.streams.best("video")
+        chosen = [video, *(stream for stream in given.streams.audio[:1] if stream.codec_context is not None)]
+        copies = {stream.index: made.add_stream_from_template(stream) for stream in chosen}
+        origin = (video.start_time or 0) * video.time_base
+        given.seek(int((start + origin) / video.time_base), stream=video)
+        first = None
+        for packet in given.demux(chosen):
+            if packet.dts is None or packet.pts is None:
+                continue
+            seconds = float(packet.pts * packet.time_base - origin)
+            if first is None:
+                if packet.stream is not video or not packet.is_keyframe:
+                    continue
+                first = packet.dts * packet.time_base
+                begin = seconds
+            if packet.stream is video and packet.dts * packet.time_base - origin > end:
+                break
+            if packet.dts * packet.time_base < first or seconds > end + 1:
+                continue
+            shift = int(first / packet.time_base)
+            packet.pts, packet.dts = packet.pts - shift, packet.dts - shift
+            packet.stream = copies[packet.stream.index]
+            made.mux(packet)
+    if first is None:
+        raise SearchError(f"{source} has no keyframe from {start:.1f} s on: nothing could be copied")
+    return max(0.0, begin)

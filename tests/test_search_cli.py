@@ -1,0 +1,122 @@
+"""`allocembed index`, `search` and `serve` as a user runs them: messages, exit codes, and no tracebacks."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.clips import picture, write_video
+from tests.test_cli import run
+
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, qwen3_folder) -> Path:
+    """An index of three videos and a broken one; the videos lie beside it."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "videos").mkdir()
+    for number in range(3):
+        write_video(folder / "videos" / f"v{number}.mp4", [picture(number * 37 + frame) for frame in range(10)])
+    (folder / "videos" / "bad.mp4").write_text("no video")
+    result = run("index", folder / "videos", "--to", folder / "index", "--backbone", qwen3_folder)
+    assert result.returncode == 1 and "3 embedded" in result.stderr and result.stdout == ""
+    assert re.search(r"left out .*bad.mp4: not a video", result.stderr), result.stderr
+    return folder / "index"
+
+
+def test_a_second_run_has_nothing_to_do(place):
+    result = run("index", place.parent / "videos", "--to", place)
+    assert result.returncode == 0, result.stderr
+    assert "0 embedded, 3 unchanged, 1 left out as before (--retry-failed tries again)" in result.stderr
+    assert run("index", "add", place.parent / "videos", "--to", place, "--retry-failed").returncode == 1
+    assert run("index", "--to", place, place.parent / "videos").returncode == 0, "options may come first"
+
+
+def test_info_ls_verify_and_export(place, tmp_path):
+    info = json.loads(run("index", "info", place, "--json").stdout)
+    assert (info["videos"], info["failed"], info["budget"], info["allocator"]) == (3, 1, "8f", "uniform")
+    assert "8f" in run("index", "info", place).stdout
+    assert len(run("index", "ls", place).stdout.splitlines()) == 4
+    failed = run("index", "ls", place, "--failed").stdout.splitlines()
+    assert len(failed) == 1 and "bad.mp4: not a video" in failed[0]
+    assert run("index", "verify", place).returncode == 0
+    assert run("index", "export", place, "--out", tmp_path / "all.npz").returncode == 0
+    assert np.load(tmp_path / "all.npz")["vectors"].shape == (3, 32)
+
+
+def test_search_prints_a_table_or_json(place):
+    table = run("search", place, "a dog")
+    assert table.returncode == 0 and "score" in table.stdout and str(place.parent / "videos" / "v1.mp4") in table.stdout
+    hits = json.loads(run("search", place, "a dog", "--top", 2, "--json").stdout)
+    assert len(hits) == 2 and set(hits[0]) >= {"path", "score", "start", "end", "cost"}
+    assert json.loads(run("search", place, "a dog", "--min-score", 1, "--json").stdout) == []
+
+
+def test_files_can_be_taken_out(place, tmp_path):
+    write_video(tmp_path / "more.mp4", 7)
+    assert run("index", tmp_path / "more.mp4", "--to", place).returncode == 0
+    assert "1 files out" in run("index", "rm", place, tmp_path / "more.mp4").stderr
+    assert json.loads(run("index", "info", place, "--json").stdout)["videos"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["search", "nowhere", "a dog"], "there is no index at nowhere"),
+        (["index", "info", "nowhere"], "there is no index at nowhere"),
+        (["serve", "nowhere"], "there is no index at nowhere"),
+        (["search", "{place}", ""], "the query is empty"),
+        (["search", "{place}", "x" * 3000], "shorten it to 2,000"),
+        (["index", "{videos}", "--to", "{place}", "--budget", "4f"], "made with --budget 8f, not 4f"),
+        (["index", "{videos}", "--to", "{place}", "--segments", "off"], "made with --segments auto"),
+        (["index", "{videos}", "--to", "{place}", "--backbone", "nano-qwen3"], "made with --backbone"),
+        (["index", "{videos}/none", "--to", "{place}"], "no such file or folder"),
+        (["index", "{empty}", "--to", "{empty}/index", "--backbone", "nano-qwen3"], "there is no video in"),
+        (["index", "{videos}", "--to", "{videos}", "--backbone", "nano-qwen3"], "not an index and not empty"),
+        (["index", "{videos}", "--to", "{empty}/i", "--segments", "often"], "as in --segments 30"),
+        (["index", "rm", "{place}", "elsewhere.mp4"], "is not in the index"),
+        (["index", "export", "{place}", "--out", "all.txt"], "must end in .parquet or .npz"),
+        (["search", "{place}", "--like", "nowhere.mp4"], "no such file or folder"),
+    ],
+)
+def test_what_a_user_can_mend_is_said_in_one_line(place, tmp_path, words, said):
+    names = {"place": place, "videos": place.parent / "videos", "empty": tmp_path}
+    result = run(*(word.format(**names) for word in words))
+    assert result.returncode == 1 and said in result.stderr and "Traceback" not in result.stderr, result.stderr
+
+
+def test_neither_or_both_of_sentence_and_example_is_a_usage_error(place):
+    assert run("search", place).returncode == 2
+    assert run("search", place, "a dog", "--like", "a.mp4").returncode == 2
+
+
+def test_without_lancedb_the_user_is_told_what_to_install(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    result = run("search", place, "a dog")
+    assert result.returncode == 1 and "pip install 'allocembed[search]'" in result.stderr
+
+
+def test_serve_answers_until_it_is_stopped(place):
+    command = [sys.executable, "-m", "allocembed", "serve", str(place), "--port", "0"]
+    environment = {**os.environ, "COLUMNS": "200"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            line = next(line for line in server.stderr if "http://" in line)
+            address = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
+            with urllib.request.urlopen(f"{address}/api/info", timeout=60) as reply:
+                assert json.load(reply)["videos"] == 3
+            server.send_signal(signal.SIGINT)
+            started = time.monotonic()
+            server.wait(60)
+            assert time.monotonic() - started < 60
+        finally:
+            server.kill()

@@ -1,0 +1,223 @@
+"""The server, asked as browsers and as others ask: what it gives, and what it doesn't."""
+
+import json
+import shutil
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from allocembed.embedder import AllocEmbed
+from allocembed.search import SearchError, VideoIndex
+from tests.clips import picture, write_video
+
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
+pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install 'allocembed[search]'")
+
+from tests.served import Client, serving
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory, qwen3_folder) -> VideoIndex:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "videos").mkdir()
+    for number in range(4):
+        write_video(folder / "videos" / f"v{number}.mp4", [picture(number * 37 + frame) for frame in range(10)])
+    write_video(folder / "videos" / "long.mp4", 300)
+    (folder / "secret.mp4").write_text("not indexed")
+    embedder = AllocEmbed.from_pretrained(qwen3_folder, budget="64", candidates=4)
+    made = VideoIndex.create(folder / "index", str(qwen3_folder), embedder=embedder, budget="64", candidates=4)
+    made.add([folder / "videos"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(index):
+    with serving(index) as made:
+        yield made
+
+
+def video_id(index: VideoIndex, name: str) -> str:
+    return next(file["video"] for file in index.files() if Path(file["path"]).name == name)
+
+
+def test_a_search_gives_hits_without_folders(client, index):
+    hits = client.search("a dog", top=3)
+    assert len(hits) == 3 and all("/" not in hit["path"] for hit in hits)
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    assert [hit["video"] for hit in hits] == [hit.video for hit in index.search("a dog", top=3)]
+    assert client.search("a dog", min_score=1) == []
+
+
+def test_a_video_tells_where_its_tokens_went(client, index):
+    about = client.json(f"/api/videos/{video_id(index, 'long.mp4')}")
+    assert about["name"] == "long.mp4" and len(about["segments"]) == 2
+    assert about["film"]["cost"] == sum(chunk["tokens"] for chunk in about["film"]["chunks"]) <= 64
+    assert about["cost"] == about["film"]["cost"] + sum(segment["cost"] for segment in about["segments"])
+    assert all(chunk["colour"].startswith("#") for chunk in about["film"]["chunks"])
+
+
+def test_pictures_are_pictures(client, index):
+    for name in ("film.jpg", "segments/1.jpg", "segments/2.jpg"):
+        response = client.get(f"/api/videos/{video_id(index, 'long.mp4')}/{name}")
+        assert response.status == 200 and response.body[:3] == b"\xff\xd8\xff"
+    assert client.get(f"/api/videos/{video_id(index, 'long.mp4')}/segments/3.jpg").status == 404
+
+
+def test_files_come_whole_or_by_range(client, index):
+    path = f"/api/videos/{video_id(index, 'long.mp4')}/file"
+    content = Path(next(file["path"] for file in index.files() if file["path"].endswith("long.mp4"))).read_bytes()
+    whole = client.get(path)
+    assert whole.status == 200 and whole.body == content and whole.headers["Content-Type"] == "video/mp4"
+    part = client.get(path, {"Range": "bytes=100-299"})
+    assert part.status == 206 and part.body == content[100:300]
+    assert client.get(path, {"Range": f"bytes={len(content) + 5}-"}).status == 416
+
+
+def test_similar_videos_leave_out_the_one_asked_about(client, index):
+    video = video_id(index, "v1.mp4")
+    found = client.json(f"/api/videos/{video}/similar")
+    assert len(found) == 4 and video not in {hit["video"] for hit in found}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret.mp4",
+        "/api/videos/../../secret.mp4/file",
+        "/api/videos/..%2f..%2fsecret.mp4/file",
+        "/api/videos/%2e%2e/%2e%2e/etc/passwd",
+        "/api/videos/" + "0" * 32 + "/file",
+        "/api/videos/' or 1=1 --/file".replace(" ", "%20"),
+        "/api/videos/" + "A" * 32 + "/film.jpg",
+        "/api/videos/" + "0" * 32 + "/segments/1.jpg",
+        "/api/videos/%00/file",
+        "//etc/passwd",
+    ],
+)
+def test_no_path_leads_to_a_file_that_is_not_indexed(client, path):
+    response = client.get(path)
+    assert response.status in (404, 422), response.body
+    assert b"not indexed" not in response.body and b"root:" not in response.body
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/search",
+        "/api/search?q=",
+        "/api/search?q=%20%20",
+        "/api/search?q=" + "x" * 2001,
+        "/api/search?q=" + "x" * 1_000_000,
+        "/api/search?q=a&top=0",
+        "/api/search?q=a&top=1000000",
+        "/api/search?q=a&min_score=nan",
+        "/api/search?q=%3C%7Cvideo_pad%7C%3E",
+    ],
+)
+def test_bad_queries_are_refused_and_the_server_lives_on(client, path):
+    try:
+        assert client.get(path).status in (400, 414, 422, 431)
+    except (ConnectionError, OSError):
+        assert len(path) > 100_000, "only a request beyond all measure may be hung up on"
+    assert client.search("still there", top=1)
+
+
+def test_any_unicode_is_a_query(client):
+    for words in ("ein Hündchen", "走る犬", "🐕‍🦺", "a\u202eb", "'; drop table vectors; --", "<script>", "%00"):
+        assert client.search(words, top=1)
+    assert client.get("/api/search?q=%ff%fe").status in (200, 400)
+
+
+def test_only_reading_is_allowed(client):
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert client.get("/api/search?q=a", method=method).status == 405
+
+
+def test_another_site_s_name_for_this_machine_is_refused(client):
+    assert client.get("/api/info", {"Host": "evil.example"}).status == 400
+    headers = client.get("/").headers
+    assert "default-src 'self'" in headers["Content-Security-Policy"] and headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_a_token_is_asked_of_everyone(index):
+    with serving(index, token="a secret ☃") as client:
+        for path in ("/", "/api/info", "/api/search?q=a", "/openapi.json", "/docs"):
+            assert client.get(path).status == 401
+            assert client.get(path, {"Authorization": "Bearer wrong"}).status == 401
+        first = client.get("/?token=a%20secret%20%E2%98%83")
+        assert first.status == 200 and "HttpOnly" in first.headers["Set-Cookie"]
+        cookie = first.headers["Set-Cookie"].split(";")[0]
+        assert client.get("/api/search?q=a", {"Cookie": cookie}).status == 200
+    with serving(index, token="secret") as client:
+        assert client.get("/api/info", {"Authorization": "Bearer secret"}).status == 200
+
+
+def test_others_are_let_in_with_a_token_only(index):
+    from allocembed.search.server import run
+
+    with pytest.raises(SearchError, match="--token"):
+        run(index, "0.0.0.0", 0, None)
+
+
+def test_the_docs_describe_every_endpoint(client):
+    paths = json.loads(client.get("/openapi.json").body)["paths"]
+    assert {"/api/search", "/api/info", "/api/videos/{video}", "/api/videos/{video}/file"} <= set(paths)
+    assert client.get("/docs").status == 200
+
+
+def test_a_file_that_is_gone_or_changed_is_not_served_and_hurts_nobody(client, index, tmp_path):
+    path = Path(next(file["path"] for file in index.files() if file["path"].endswith("v2.mp4")))
+    video = video_id(index, "v2.mp4")
+    shutil.copy2(path, tmp_path / "kept")
+    path.unlink()
+    gone = client.get(f"/api/videos/{video}/file")
+    assert gone.status == 410 and b"gone from the disk" in gone.body
+    path.write_text("something else")
+    assert client.get(f"/api/videos/{video}/file").status == 410
+    assert client.search("anything", top=5) and client.get(f"/api/videos/{video}/film.jpg").status == 200
+    shutil.copy2(tmp_path / "kept", path)
+    assert client.get(f"/api/videos/{video}/file").status == 200
+
+
+def test_slow_readers_hold_nobody_up(client, index):
+    path = f"/api/videos/{video_id(index, 'long.mp4')}/file"
+    slow = []
+    for _ in range(20):
+        connection = socket.create_connection(("127.0.0.1", client.port))
+        connection.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        slow.append(connection)
+    half = socket.create_connection(("127.0.0.1", client.port))
+    half.send(b"GET / HTTP/1.1\r\nHost: loc")
+    assert client.search("still there", top=1)
+    for connection in (*slow, half):
+        connection.close()
+
+
+def test_more_searches_than_the_line_holds_are_sent_away(client, index, monkeypatch):
+    entered, leave = threading.Event(), threading.Event()
+    real = index.search
+
+    def slow(*words, **named):
+        entered.set()
+        leave.wait(60)
+        return real(*words, **named)
+
+    monkeypatch.setattr(index, "search", slow)
+    with ThreadPoolExecutor(24) as pool:
+        asked = [pool.submit(client.get, "/api/search?q=a") for _ in range(24)]
+        assert entered.wait(60)
+        refused = [job for job in asked if _status_soon(job) == 503]
+        leave.set()
+        statuses = [job.result().status for job in asked]
+    assert 1 <= len(refused) <= statuses.count(503) and statuses.count(200) >= 16 - 1
+    assert Client(client.port).search("and on", top=1)
+
+
+def _status_soon(job) -> int | None:
+    try:
+        return job.result(timeout=2).status
+    except TimeoutError:
+        return None
