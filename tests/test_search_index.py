@@ -267,12 +267,10 @@ def test_windows_are_written_with_their_video_or_not_at_all(index, folder, monke
 def test_the_vectors_are_the_same_however_many_read(embedder, originals):
     from allocembed.search.pipeline import embed_files
 
-    made = []
+    made, paths = [], [str(path) for path in originals]
     for readers in (1, 3):
-        found = {
-            each.path: each.pieces for each in embed_files(embedder, list(map(str, originals)), "3", readers=readers)
-        }
-        made.append([piece.vector for path in sorted(found) for piece in found[path]])
+        found = {each.path: each.pieces for each in embed_files(embedder, paths, "3", readers=readers)}
+        made.append([piece.vector for path in paths for piece in found[path]])
     assert len(made[0]) == len(originals) + 4 and np.allclose(made[0], made[1], atol=1e-5)
 
 

@@ -29,7 +29,7 @@ INSTALL = "pip install 'allocembed[search]'"
 LOCK = "indexing.lock"
 EVERYTHING = 2**31 - 1
 LOOKUP_UP_TO = 20_000  # vectors; beyond, a video's rows are looked up and no longer searched for
-EXACT_UP_TO = 200_000  # vectors; beyond, they are searched by an approximate index
+EXACT_UP_TO = 50_000  # vectors; beyond, they are searched by an approximate index
 PARTITION = 4096  # vectors in one part of that index
 COLUMNS = ("video", "number", "start", "end", "cost", "budget", "base_cost")
 
