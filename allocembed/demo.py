@@ -190,5 +190,6 @@ def _fingerprint(timelines: world.Timelines) -> str:
 
 _NEXT = """
 All of it in {seconds:.0f} s. Next, your own videos, with a full-size model (downloaded on first use):
+  [bold]allocembed index ~/Videos --to videos.index && allocembed serve videos.index[/bold]   search them in a browser
   [bold]allocembed embed talk.mp4 holiday.mov --backbone qwen3-vl-embedding-2b --out vectors.npz[/bold]
   [bold]allocembed allocate talk.mp4 --backbone qwen3-vl-embedding-2b --html film.html[/bold]"""

@@ -50,7 +50,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel
 
 from allocembed import world
-from allocembed.backbones.base import Backbone
+from allocembed.backbones.base import Backbone, embed_patches_by_product
 from allocembed.benchmarks import nano, report
 from allocembed.resize import Geometry, normalise, patchify, resize
 from allocembed.world.atlas import WORD_HEIGHT
@@ -65,9 +65,7 @@ class Trainer:
 
     def __init__(self, backbone: Backbone, device: torch.device, atlas: world.Atlas) -> None:
         self.backbone, self.device, self.atlas = backbone, device, atlas
-        # The patch embedding as the matrix product it is: cuDNN's 3-D convolution is many times slower.
-        embed = backbone.model.visual.patch_embed
-        embed.forward = lambda pixels: F.linear(pixels, embed.proj.weight.flatten(1), embed.proj.bias)
+        embed_patches_by_product(backbone)
 
     @torch.no_grad()
     def pixels(self, groups: list[Group]) -> tuple[torch.Tensor, torch.Tensor]:

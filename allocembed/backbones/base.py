@@ -196,6 +196,15 @@ class Backbone(ABC):
         ).last_hidden_state
 
 
+def embed_patches_by_product(backbone: Backbone) -> None:
+    """Makes the patch embedding the matrix product it is, for training: cuDNN's 3-D convolution is many times slower.
+
+    Inference keeps the model's own convolution, whose result is bit-equal to the model's ordinary path.
+    """
+    embed = backbone.model.visual.patch_embed
+    embed.forward = lambda pixels: F.linear(pixels, embed.proj.weight.flatten(1), embed.proj.bias)
+
+
 def patch_positions(grids: torch.Tensor, merge: int, total: int) -> torch.Tensor:
     """Row and col (total, 2) of every patch of chunks with grids (C, 3), merge blocks kept together.
 

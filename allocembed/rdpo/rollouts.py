@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from allocembed.backbones.base import Backbone, Item, group_rows, pad_rows
+from allocembed.backbones.base import Backbone, Item, embed_patches_by_product, group_rows, pad_rows
 from allocembed.budget import Budget, base_cost, grids_at, project
 from allocembed.rdpo.data import Videos
 from allocembed.rdpo.log import Clock
@@ -96,9 +96,7 @@ class Reader:
     ) -> None:
         self.backbone, self.batch_tokens, self.share = backbone, batch_tokens, share
         self.clock = clock or (lambda part: nullcontext())
-        # The patch embedding as the matrix product it is: cuDNN's 3-D convolution is many times slower.
-        embed = backbone.model.visual.patch_embed
-        embed.forward = lambda pixels: F.linear(pixels, embed.proj.weight.flatten(1), embed.proj.bias)
+        embed_patches_by_product(backbone)
 
     def texts(self, texts: Sequence[str], queries: Sequence[bool]) -> Tensor:
         """Unit vectors (N, dim) fp32 on the device; queries are introduced by the backbone's query instruction."""
