@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,10 +22,13 @@ import torch
 from allocembed.allocators import DEFAULT_ALLOCATOR, Allocator, check_allocator, load_allocator
 from allocembed.backbones import DEFAULT_BACKBONE, Backbone, Item, load_backbone
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
-from allocembed.resize import Patches, to_patches
+from allocembed.pipeline import DeviceLane, core_count, in_order
+from allocembed.resize import Patches, send, to_patches
 from allocembed.video import Clip, DecodeLimits, VideoError, sample
 
 Source: TypeAlias = str | Path | np.ndarray | Sequence | Clip
+BATCH = 8
+SMALL = 100_000_000  # parameters: on a CPU the matrices of such a backbone are too small for several threads to share
 logger = logging.getLogger("allocembed")
 
 
@@ -55,7 +60,7 @@ class Prepared:
 
     source: str
     allocation: Allocation
-    patches: Patches
+    item: Item
 
 
 class AllocEmbed:
@@ -88,6 +93,7 @@ class AllocEmbed:
         self.scale_range = check_range(scale_range or self.allocator.scale_range)
         self.seek = seek
         self.limits = limits or DecodeLimits()
+        self._lane = DeviceLane(backbone.device) if backbone.device.type == "cuda" else None
 
     @classmethod
     def from_pretrained(
@@ -98,18 +104,17 @@ class AllocEmbed:
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         dim: int | None = None,
+        compile: bool = False,
         **settings,
     ) -> AllocEmbed:
-        """Loads a backbone by short name, hub id or folder; `settings` are those of the constructor."""
+        """Loads a backbone by short name, hub id or folder (see `load_backbone`); `settings` are the constructor's."""
         check_allocator(allocator)
-        return cls(load_backbone(backbone, device=device, dtype=dtype, dim=dim), allocator, **settings)
+        loaded = load_backbone(backbone, device=device, dtype=dtype, dim=dim, compile=compile)
+        return cls(loaded, allocator, **settings)
 
     def read(self, source: Source) -> Clip:
         """Samples the frames the allocator wants to see."""
-        if isinstance(source, Clip):
-            return source
-        wanted = self.allocator.frames_wanted(self.budget, self.candidates)
-        return sample(source, wanted, seek=self.seek, limits=self.limits)
+        return self._read(source, self.limits)
 
     def allocate(self, source: Source, text: str | None = None) -> Allocation:
         """Where the tokens of a video would go, without embedding it."""
@@ -140,16 +145,21 @@ class AllocEmbed:
         text: str | Sequence[str] | None = None,
         *,
         instruction: str | None = None,
-        batch: int = 4,
+        batch: int = BATCH,
+        workers: int | None = None,
     ) -> Iterator[Embedding | Failure]:
         """Embeds videos in order as they are read; a bad file yields a Failure and costs itself only.
 
-        The next videos are decoded while the backbone works; at most 2 × `batch` are held at a time.
+        `workers` threads, by default one for every core, make videos ready while the backbone works, at most
+        2 × `batch` ahead of it. A GPU embeds `batch` videos at a time, packed. On a CPU every video is embedded alone,
+        so that its vector is the same, bit for bit, in any company; a small backbone does so on every core at once.
         """
         if isinstance(sources, str | Path):
             raise TypeError(f"give a list of videos, as in [{str(sources)!r}], or use encode_video")
         if batch < 1:
             raise ValueError(f"batch must be at least 1, not {batch}")
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers must be at least 1, not {workers}")
         if self.backbone.notice:
             logger.warning(self.backbone.notice)
         sources = list(sources)
@@ -158,13 +168,20 @@ class AllocEmbed:
             raise ValueError(f"{len(sources)} videos and {len(texts)} texts: give one text, or one for each video")
         for each in {text for text in (*texts, instruction) if text is not None}:
             self.backbone.check_text(each)  # before any video is decoded for it
-        jobs = list(zip(sources, texts, strict=True))
-        with ThreadPoolExecutor(max_workers=1) as reader:
-            ahead = reader.submit(self._prepare_all, jobs[:batch])
-            for start in range(0, len(jobs), batch):
-                prepared = ahead.result()
-                ahead = reader.submit(self._prepare_all, jobs[start + batch : start + 2 * batch])
-                yield from self._embed_all(prepared, texts[start : start + batch], instruction)
+        self.backbone.tokenise([Item("")])  # its first call may change its settings, which no two threads must do
+        whole = self._embeds_side_by_side()
+        many = whole or self._lane is not None
+        workers = max(1, min(workers or (core_count() if many else 1), 2 * batch, len(sources)))
+        # A decoder needs threads of its own only where there are more cores than videos.
+        limits = replace(self.limits, threads=self.limits.threads or max(1, core_count() // workers))
+        work = partial(self._embed_one if whole else self._prepare, limits=limits, instruction=instruction)
+        how = {"workers": workers, "ahead": 2 * batch, "torch_threads": 1 if many else None}
+        with closing(in_order(work, zip(sources, texts, strict=True), **how)) as done:
+            if whole:
+                yield from done
+                return
+            while some := list(islice(done, batch if self._lane else 1)):
+                yield from self._embed_all(some)
 
     def encode_text(self, text: str, *, instruction: str | None = None) -> Embedding:
         """Embeds one text."""
@@ -177,33 +194,54 @@ class AllocEmbed:
         vectors = self.backbone.embed([Item(text=text, instruction=instruction) for text in texts]).numpy()
         return [Embedding(vector, text) for vector, text in zip(vectors, texts, strict=True)]
 
+    def _embeds_side_by_side(self) -> bool:
+        """Whether whole videos go through the backbone beside each other, each on a core of its own."""
+        if self.backbone.device.type != "cpu":
+            return False
+        return sum(weights.numel() for weights in self.backbone.model.parameters()) < SMALL
+
+    def _read(self, source: Source, limits: DecodeLimits) -> Clip:
+        if isinstance(source, Clip):
+            return source
+        wanted = self.allocator.frames_wanted(self.budget, self.candidates)
+        return sample(source, wanted, seek=self.seek, limits=limits)
+
     def _allocate(self, clip: Clip, text: str | None) -> Allocation:
         native = self.backbone.geometry.native(clip.height, clip.width)
         return self.allocator.allocate(clip, native, self.budget, text=text, scale_range=self.scale_range)
 
-    def _prepare(self, source: Source, text: str | None) -> Prepared | Failure:
+    def _prepare(
+        self, job: tuple[Source, str | None], limits: DecodeLimits, instruction: str | None
+    ) -> Prepared | Failure:
+        source, text = job
         try:
-            clip = self.read(source)
+            clip = self._read(source, limits)
             try:
-                allocation = self._allocate(clip, text)
+                allocation, patches = self._cut(clip, text)
             except BudgetError as error:
                 raise VideoError(clip.source, str(error)) from error
         except VideoError as error:
             return Failure(error.source, error)
-        return Prepared(
-            clip.source, allocation, to_patches(clip.frames, clip.times, allocation, self.backbone.geometry)
-        )
+        return Prepared(clip.source, allocation, Item(text, patches, instruction))
 
-    def _prepare_all(self, jobs: Sequence[tuple[Source, str | None]]) -> list[Prepared | Failure]:
-        return [self._prepare(source, text) for source, text in jobs]
+    def _cut(self, clip: Clip, text: str | None) -> tuple[Allocation, Patches]:
+        """Allocates and resizes, on a GPU where the backbone is on one: the frames go there once, as they are."""
+        if self._lane is None:
+            allocation = self._allocate(clip, text)
+            return allocation, to_patches(clip.frames, clip.times, allocation, self.backbone.geometry)
+        with self._lane():
+            frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
+            seen = replace(clip, frames=frames) if self.allocator.takes_tensors else clip
+            allocation = self._allocate(seen, text)
+            return allocation, to_patches(frames, clip.times, allocation, self.backbone.geometry)
 
-    def _embed_all(self, prepared, texts, instruction) -> Iterator[Embedding | Failure]:
-        good = [
-            Item(text, video.patches, instruction)
-            for video, text in zip(prepared, texts, strict=True)
-            if isinstance(video, Prepared)
-        ]
-        vectors = iter(self.backbone.embed(good).numpy()) if good else iter(())
+    def _embed_one(self, job: tuple[Source, str | None], **how) -> Embedding | Failure:
+        return next(self._embed_all([self._prepare(job, **how)]))
+
+    def _embed_all(self, prepared: Sequence[Prepared | Failure]) -> Iterator[Embedding | Failure]:
+        items = [video.item for video in prepared if isinstance(video, Prepared)]
+        batching = "pack" if self._lane else "pad"
+        vectors = iter(self.backbone.embed(items, batching=batching).numpy() if items else ())
         for video in prepared:
             if isinstance(video, Failure):
                 yield video

@@ -41,6 +41,8 @@ class DecodeLimits:
     """Pixels in one frame; the default admits 8K."""
     max_seconds: float = 600.0
     """Wall-clock seconds spent on one file."""
+    threads: int = 0
+    """Threads of its decoder; 0 for about one on every core."""
 
     def check_pixels(self, width: int, height: int, source: str) -> None:
         """Refuse a frame of `width` x `height` when it is over the limit."""

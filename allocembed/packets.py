@@ -100,6 +100,7 @@ class Reader:
             self.container = self.av.open(str(self.path.absolute()), options=options, metadata_errors="ignore")
         self.stream = self._best_stream()
         self.stream.thread_type = "AUTO"
+        self.stream.codec_context.thread_count = self.limits.threads
         self.stream.codec_context.options = {"max_pixels": str(self.limits.max_pixels)}
 
     @contextmanager

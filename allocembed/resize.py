@@ -2,7 +2,8 @@
 
 Every chunk is resized to its own grid (bicubic with antialias, sides aligned to patch × merge) and cut into the
 backbone's own patch order. The stock video processors can't do this: they stack frames of one size, and their
-pixel floors undo small scales. Patches stay uint8 until they are on the device, a quarter of the bytes to move.
+pixel floors undo small scales. Patches stay uint8 until they are on the device, a quarter of the bytes to move; frames
+that are on a GPU already are resized and cut there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from allocembed.budget import FRAMES_PER_CHUNK, Allocation, Grid
+
+VALUES_AT_ONCE = 2**27  # pixel values of the source that a GPU resizes at a time, as float32 half a gigabyte
 
 
 @dataclass(frozen=True)
@@ -76,16 +79,30 @@ class Patches:
 
     def normalised(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The pixels as the vision tower expects them, converted where they are used."""
-        return normalise(self.pixels.to(device, non_blocking=True), self.geometry, dtype)
+        return normalise(send(self.pixels, torch.device(device)), self.geometry, dtype)
 
 
 def normalise(pixels: torch.Tensor, geometry: Geometry, dtype: torch.dtype) -> torch.Tensor:
     """(N, 3 · 2 · patch²) uint8 patches to `(x / 255 − mean) / std`, computed in fp32, returned in `dtype`."""
-    mean = torch.tensor(geometry.mean, device=pixels.device).view(1, 3, 1)
-    std = torch.tensor(geometry.std, device=pixels.device).view(1, 3, 1)
+    factor, offset = _statistics(geometry.mean, geometry.std, pixels.device)
     # Converted first, then in place: one operation over two dtypes leaves the vectorised path.
     scaled = _empty(pixels.shape, torch.float32, pixels.device).copy_(pixels).view(len(pixels), 3, -1)
-    return scaled.mul_(1 / (255 * std)).sub_(mean / std).view(len(pixels), -1).to(dtype)
+    return scaled.mul_(factor).sub_(offset).view(len(pixels), -1).to(dtype)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _statistics(mean: tuple, std: tuple, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What pixels are multiplied by and what is then taken off, (1, 3, 1) each; kept, so that a GPU never waits."""
+    means, spreads = (torch.tensor(values).view(1, 3, 1) for values in (mean, std))
+    return (1 / (255 * spreads)).to(device), (means / spreads).to(device)
+
+
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device, without waiting for that: a GPU fetches it from pinned memory when its turn comes."""
+    if device.type != "cuda" or tensor.is_cuda or not tensor.numel():
+        return tensor.to(device)
+    return (tensor if tensor.is_pinned() else tensor.contiguous().pin_memory()).to(device, non_blocking=True)
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -96,22 +113,53 @@ def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str 
     return torch.from_numpy(np.empty(tuple(shape), np.uint8 if dtype == torch.uint8 else np.float32))
 
 
-def to_patches(frames: np.ndarray, times: np.ndarray, allocation: Allocation, geometry: Geometry) -> Patches:
-    """Applies an allocation to the frames (T, H, W, 3) and times (T,) of a clip."""
-    video = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
+def to_patches(
+    frames: np.ndarray | torch.Tensor,
+    times: np.ndarray,
+    allocation: Allocation,
+    geometry: Geometry,
+    device: torch.device | str | None = None,
+) -> Patches:
+    """Applies an allocation to the frames (T, H, W, 3), uint8, and times (T,) of a clip.
+
+    The patches are made on `device`, by default where the frames are; an array is on the CPU.
+    """
+    video = torch.from_numpy(np.ascontiguousarray(frames)) if isinstance(frames, np.ndarray) else frames
+    video = send(video, video.device if device is None else torch.device(device)).permute(0, 3, 1, 2)
     ends = np.cumsum([grid.tokens * geometry.merge**2 for grid in allocation.grids])
-    pixels = _empty((ends[-1], 3 * FRAMES_PER_CHUNK * geometry.patch**2), torch.uint8)
-    start = 0
-    for pair, grid, end in zip(allocation.frames, allocation.grids, ends, strict=True):
+    pixels = _empty((ends[-1], 3 * FRAMES_PER_CHUNK * geometry.patch**2), torch.uint8, video.device)
+    cut = _cut_alone if video.device.type == "cpu" else _cut_together
+    cut(video, allocation, geometry, [pixels[start:end] for start, end in zip([0, *ends], ends, strict=False)])
+    grids = torch.tensor([[1, g.rows * geometry.merge, g.cols * geometry.merge] for g in allocation.grids])
+    seconds = np.array([(times[first] + times[second]) / 2 for first, second in allocation.frames])
+    return Patches(pixels, grids, seconds, geometry)
+
+
+def _cut_alone(video: torch.Tensor, allocation: Allocation, geometry: Geometry, out: list[torch.Tensor]) -> None:
+    """Frame by frame, which is fastest where the filter is sparse and the cache small: on a CPU."""
+    for pair, grid, patches in zip(allocation.frames, allocation.grids, out, strict=True):
         height, width = grid.rows * geometry.factor, grid.cols * geometry.factor
         resized = _empty((FRAMES_PER_CHUNK, 3, height, width), torch.uint8)
         for slot, frame in enumerate(pair):
             resized[slot] = resize(video[frame][None], (height, width))[0]
-        patchify(resized, geometry, out=pixels[start:end])
-        start = end
-    grids = torch.tensor([[1, g.rows * geometry.merge, g.cols * geometry.merge] for g in allocation.grids])
-    seconds = np.array([(times[first] + times[second]) / 2 for first, second in allocation.frames])
-    return Patches(pixels, grids, seconds, geometry)
+        patchify(resized, geometry, out=patches)
+
+
+def _cut_together(video: torch.Tensor, allocation: Allocation, geometry: Geometry, out: list[torch.Tensor]) -> None:
+    """All chunks of one size in one go, in portions that fit into memory."""
+    alike: dict[Grid, list[int]] = {}
+    for chunk, grid in enumerate(allocation.grids):
+        alike.setdefault(grid, []).append(chunk)
+    at_once = max(1, VALUES_AT_ONCE // (FRAMES_PER_CHUNK * video[0].numel()))
+    for grid, chunks in alike.items():
+        size = (grid.rows * geometry.factor, grid.cols * geometry.factor)
+        for start in range(0, len(chunks), at_once):
+            portion = chunks[start : start + at_once]
+            # Stacked from views: an index would have to be moved to the device first.
+            frames = torch.stack([video[frame] for chunk in portion for frame in allocation.frames[chunk]])
+            resized = resize(frames, size)
+            for chunk, pair in zip(portion, resized.split(FRAMES_PER_CHUNK), strict=True):
+                patchify(pair, geometry, out=out[chunk])
 
 
 def resize(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
@@ -123,7 +171,8 @@ def resize(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     # CUDA's kernel has no uint8 form and walks the batch in series; the same filter as two matrix products.
     down, across = (_filter(old, new, frames.device) for old, new in zip(frames.shape[-2:], size, strict=True))
     with torch.autocast(frames.device.type, enabled=False):
-        return _as_matrices(frames.float(), down, across).to(torch.uint8)
+        planes = frames.to(torch.float32, memory_format=torch.contiguous_format)
+        return _as_matrices(planes, down, across).to(torch.uint8)
 
 
 def _as_matrices(frames: torch.Tensor, down: torch.Tensor, across: torch.Tensor) -> torch.Tensor:

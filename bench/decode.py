@@ -60,18 +60,21 @@ def main() -> None:
         print(json.dumps({**settings, "bytes": size, "seconds": seconds, "keyframe_speedup": speedup}))
 
 
-def write_video(path: Path, frames: int, gop: int) -> None:
+def write_video(
+    path: Path, frames: int, gop: int, size: tuple[int, int] = (WIDTH, HEIGHT), seed: int = 0, groups: int = GROUPS
+) -> None:
     """Write about `frames` frames, rounded to whole groups of `gop`, and put the file in place when it is whole."""
+    width, height = size
     partial = path.with_suffix(".part.mp4")
     with av.open(str(partial), "w") as container:
         stream = container.add_stream("libx264", rate=RATE)
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        stream.bit_rate = BITS
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.bit_rate = BITS * width * height // (WIDTH * HEIGHT)
         stream.options = {"preset": "veryfast", "g": str(gop), "keyint_min": str(gop), "sc_threshold": "0"}
-        pictures = chain(moving_texture(GROUPS * gop), [None])
+        pictures = chain(moving_texture(groups * gop, width, height, seed), [None])
         encoded = [packet for picture in pictures for packet in stream.encode(picture)]
         for group in range(max(1, round(frames / gop))):
-            start = group % GROUPS
+            start = group % groups
             for packet in encoded[start * gop : (start + 1) * gop]:
                 copy = av.Packet(bytes(packet))
                 copy.stream, copy.time_base, copy.is_keyframe = stream, packet.time_base, packet.is_keyframe
@@ -81,17 +84,19 @@ def write_video(path: Path, frames: int, gop: int) -> None:
     partial.rename(path)
 
 
-def moving_texture(frames: int) -> Iterator[av.VideoFrame]:
+def moving_texture(frames: int, width: int, height: int, seed: int) -> Iterator[av.VideoFrame]:
     """A soft texture sliding under a faster square, with film grain: no block is a mere copy of the last frame's."""
-    random = np.random.default_rng(0)
-    blots = random.integers(32, 224, (HEIGHT // 16, WIDTH // 8, 3), np.uint8)
-    texture = np.asarray(Image.fromarray(blots).resize((2 * WIDTH, HEIGHT), Image.Resampling.BICUBIC))
-    grain = random.integers(0, 20, (HEIGHT, 2 * WIDTH, 1), np.uint8)
+    random = np.random.default_rng(seed)
+    blots = random.integers(32, 224, (height // 16, width // 8, 3), np.uint8)
+    texture = np.asarray(Image.fromarray(blots).resize((2 * width, height), Image.Resampling.BICUBIC))
+    grain = random.integers(0, 20, (height, 2 * width, 1), np.uint8)
+    top = side = 5 * height // 18
     for index in range(frames):
-        picture = texture[:, index % WIDTH : index % WIDTH + WIDTH].copy()
-        left = index * 7 % (WIDTH - 200)
-        picture[200:400, left : left + 200] = 255 - picture[200:400, left : left + 200]
-        picture += grain[:, index * 379 % WIDTH :][:, :WIDTH]
+        picture = texture[:, index % width : index % width + width].copy()
+        left = index * 7 % (width - side)
+        square = picture[top : top + side, left : left + side]
+        square[:] = 255 - square
+        picture += grain[:, index * 379 % width :][:, :width]
         frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
         frame.pts, frame.time_base = index, Fraction(1, RATE)
         yield frame

@@ -25,10 +25,11 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
 """
 
 
-def peak_megabytes(video: Path, backbone: str, seek: str) -> float:
+def peak_megabytes(video: Path, backbone: str, seek: str, allocator: str = "auto") -> float:
     """Peak resident memory of one `embed`, in MB."""
     embed = [sys.executable, "-m", "allocembed", "embed", str(video), "--backbone", backbone, "--seek", seek]
-    command = [sys.executable, "-c", MEASURE, *embed, "--out", str(video.with_suffix(".npz"))]
+    options = ["--allocator", allocator, "--out", str(video.with_suffix(".npz"))]
+    command = [sys.executable, "-c", MEASURE, *embed, *options]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

@@ -1,12 +1,13 @@
 """The paper's ablation of RDPO's training signal, retrained in the nano world, and our two choices beside it.
 
-    python recipes/ablations.py --out out/ablations --steps 400
+    python recipes/ablations.py --out out/ablations --steps 60 --jobs 10
 
 Seven rows as in the paper's table 2, then `soft` against projected rollouts and the mean-scale cost against tokens. All
 rows start from the same weights and see the same examples in the same order; each is one option away from the first.
 Every row is evaluated twice on fresh NanoRet videos: projected onto the budget, as an allocator is used, and as it
 wishes, without the projection, which alone shows what the efficiency terms do to the cost. Prints a Markdown table and
-writes ablations.md and ablations.json; a row that is there already is not trained again. `--tiny` is for a CPU.
+writes ablations.md and ablations.json; a row that is there already is not trained again. `--jobs` rows are trained side
+by side, in processes of their own. `--tiny` is for a CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -74,14 +78,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for all rows")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="rows trained side by side")
     parser.add_argument("--tiny", action="store_true", help="a miniature, to try the script on a CPU")
     options = parser.parse_args()
+    if options.jobs > 1:
+        run_side_by_side(list(chosen_rows(options.rows)), options.jobs)
     backbone = tiny_backbone() if options.tiny else load_backbone(options.backbone, device=options.device)
     results = []
     for name, changes in chosen_rows(options.rows).items():
         results.append(run_row(backbone, name, changes, options))
         write(results, options)
     print((options.out / "ablations.md").read_text(), flush=True)
+
+
+def run_side_by_side(names: list[str], jobs: int) -> None:
+    """This script once for every row, with its own arguments; the tables they write are replaced by the whole one."""
+    arguments = [sys.executable, *sys.argv, "--jobs", "1"]
+
+    def run(name: str) -> None:
+        done = subprocess.run([*arguments, "--rows", name], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"the row {name!r} failed:\n{done.stderr[-2000:]}")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(run, names))
 
 
 def chosen_rows(rows: str) -> dict[str, dict]:
@@ -109,7 +129,7 @@ def run_row(backbone: Backbone, name: str, changes: dict, options: argparse.Name
     started = time.monotonic()
     progress = train(config, backbone=backbone, resume=(folder / STATE).exists())
     policy = ScalePolicy.from_pretrained(folder / BEST)
-    previewer = BackbonePreview(backbone, config.preview_tokens)
+    previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
     home = nano.at_home(backbone)
     embedders = {cls.name: AllocEmbed(home, cls(policy, previewer)) for cls in (Learned, Wishes)}
     rows = nano.evaluate_embedders(embedders, limit=3 if options.tiny else options.limit, seed=CHECK_SEED)

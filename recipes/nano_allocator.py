@@ -100,7 +100,7 @@ def check(
     """NanoRet on fresh videos: the methods, and the policy as it will be shipped, in bfloat16."""
     rounded = ScalePolicy(policy.config)
     rounded.load_state_dict({name: tensor.bfloat16().float() for name, tensor in policy.state_dict().items()})
-    learned = Learned(rounded, BackbonePreview(backbone, config.preview_tokens))
+    learned = Learned(rounded, BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary))
     return nano.evaluate(backbone, [*methods, learned], limit=limit, seed=CHECK_SEED)
 
 

@@ -81,7 +81,7 @@ class Trainer:
             self._cut(frames.flatten(0, 1), group, starts[first:], patches, geometry)
             first += group.grids.shape[0] * group.grids.shape[1]
         sizes = np.concatenate([np.ones((len(grids), 1), int), grids * geometry.merge], 1)
-        return normalise(patches, geometry, self.backbone.dtype), torch.from_numpy(sizes).to(self.device)
+        return normalise(patches, geometry, self.backbone.dtype), torch.from_numpy(sizes)
 
     def _cut(self, frames, group: Group, starts: np.ndarray, patches: torch.Tensor, geometry: Geometry) -> None:
         flat = group.grids.reshape(-1, 2)

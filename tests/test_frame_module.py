@@ -1,22 +1,24 @@
 """The trainable part of the learned allocator: shapes, masks, and gradients that can start."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from allocembed.policy.frame_module import CEILING, FrameModule, FrameModuleConfig
 
-SMALL = FrameModuleConfig(visual_width=12, text_width=10, width=32, heads=4, layers=2)
+SMALL = FrameModuleConfig(visual_width=12, text_width=12, width=32, heads=4, layers=2)
 
 
-@pytest.fixture
-def module() -> FrameModule:
+@pytest.fixture(params=[False, True], ids=["patches", "summary"])
+def module(request) -> FrameModule:
     torch.manual_seed(0)
-    return FrameModule(SMALL)
+    return FrameModule(replace(SMALL, summary=request.param))
 
 
 def inputs(chunks: int = 6, words: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(1)
-    return torch.randn(2, chunks, 4, 12), torch.randn(2, words, 10)
+    return torch.randn(2, chunks, 4, 12), torch.randn(2, words, 12)
 
 
 def test_every_chunk_gets_a_distribution(module):
@@ -37,7 +39,7 @@ def test_padding_chunks_and_words_change_nothing(module):
     visual, text = inputs()
     alone = module(visual, text)
     padded_visual = torch.cat([visual, 9 * torch.ones(2, 3, 4, 12)], 1)
-    padded_text = torch.cat([text, 7 * torch.ones(2, 4, 10)], 1)
+    padded_text = torch.cat([text, 7 * torch.ones(2, 4, 12)], 1)
     chunk_mask = torch.arange(9).expand(2, -1) < 6
     text_mask = torch.arange(9).expand(2, -1) < 5
     padded = module(padded_visual, padded_text, chunk_mask, text_mask)
@@ -80,3 +82,5 @@ def test_half_precision_still_gives_fp32_distributions(module):
 def test_a_width_that_heads_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="even multiple"):
         FrameModuleConfig(width=100, heads=16)
+    with pytest.raises(ValueError, match="must be the same"):
+        FrameModuleConfig(visual_width=12, text_width=10, summary=True)

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import SmolVLMForConditionalGeneration
@@ -125,6 +126,21 @@ def test_a_backbone_preview_is_what_its_own_tower_sees(backbone):
     assert (previewer.look(video).flatten(0, 1) - seen).abs().max() < 1e-5
 
 
+def test_a_summary_is_the_vector_a_chunk_would_have_as_a_video_of_its_own(backbone):
+    video, geometry = chunks(3), backbone.geometry
+    previewer, bare = BackbonePreview(backbone, 6, summary=True), BackbonePreview(backbone, 6)
+    looked = previewer.look(video)
+    assert looked.shape[1] == 1 + bare.look(video).shape[1] and torch.equal(looked[:, 1:], bare.look(video))
+    small = resize(video.flatten(0, 1), (2 * geometry.factor, 3 * geometry.factor))
+    grids = torch.tensor([[1, 2 * geometry.merge, 3 * geometry.merge]])
+    alone = [
+        Item(patches=Patches(patchify(pair, geometry), grids, np.zeros(1), geometry))
+        for pair in small.unflatten(0, (3, 2))
+    ]
+    vectors = torch.nn.functional.normalize(looked[:, 0], dim=-1)
+    assert (vectors - backbone.embed(alone)).abs().max() < 1e-5
+
+
 def test_a_backbone_text_ends_in_the_vector_it_embeds_to(backbone):
     (states,) = BackbonePreview(backbone).read(["a red car"])
     vector = torch.nn.functional.normalize(states[-1], dim=0)
@@ -163,6 +179,8 @@ def test_the_backbone_in_use_is_shared_and_any_other_loaded_beside_it(backbone, 
 def test_what_can_not_be_had_is_said_with_a_remedy(tmp_path, qwen3_folder, smol_folder):
     with pytest.raises(ValueError, match="take one of backbone, smolvlm2"):
         load_previewer("clip")
+    with pytest.raises(ValueError, match="it takes a backbone"):
+        load_previewer("smolvlm2", str(smol_folder), summary=True)
     with pytest.raises(BackboneError, match="hf download HuggingFaceTB"):
         SmolPreview(str(tmp_path / "nowhere"), "cpu")
     with pytest.raises(BackboneError, match="is a qwen3_vl model"):

@@ -26,6 +26,7 @@ from allocembed.rdpo.checkpoint import read_state
 from allocembed.rdpo.config import TrainConfig, make_config
 from allocembed.rdpo.data import TRAINING, VALIDATION, WorldSource
 from allocembed.rdpo.log import keep_until
+from allocembed.rdpo.negatives import TextPool
 from allocembed.rdpo.processes import Processes
 from allocembed.rdpo.run import Run, train
 from allocembed.rdpo.trainer import Trainer
@@ -50,6 +51,9 @@ SMALL = {
     "budgets": "4f/7",
     "pool": 32,
     "global_negatives": 8,
+    "averaging": 0.9,
+    "preview_summary": True,
+    "like_with_like": True,
     "validation": 5,
     "validate_every": 2,
     "save_every": 1,
@@ -99,11 +103,14 @@ def small(folder: Path, out: Path, **changes) -> TrainConfig:
 def small_trainer(backbone, out: Path, **changes) -> Trainer:
     config = small(Path(backbone.name), out, **changes)
     source = WorldSource(config.seed, config.pool, config.mixture)
-    return Trainer(config, Processes("cpu"), backbone, BackbonePreview(backbone, config.preview_tokens), source)
+    previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
+    return Trainer(config, Processes("cpu"), backbone, previewer, source)
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    return read_state(out / "state")["policy"]
+    """The policy's, and those of the mean that is kept of them."""
+    state = read_state(out / "state")
+    return {f"{part} {name}": tensor for part in ("policy", "mean") for name, tensor in state[part].items()}
 
 
 def furthest(one: dict, other: dict) -> float:
@@ -139,8 +146,9 @@ def test_a_run_leaves_its_best_policy_its_state_its_config_and_its_log(unbroken,
 def test_the_weights_move_and_the_same_seed_moves_them_the_same_way(unbroken, backbone, tmp_path):
     trainer = small_trainer(backbone, tmp_path / "again")
     fresh = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    assert furthest(fresh, trainer.mean.state_dict()) == 0
     Run(trainer).go()
-    assert furthest(fresh, weights(unbroken)) > 1e-4
+    assert furthest(fresh, trainer.policy.state_dict()) > 1e-4 < furthest(fresh, trainer.mean.state_dict())
     assert furthest(weights(tmp_path / "again"), weights(unbroken)) == 0
     other = small_trainer(backbone, tmp_path / "other", seed=1)
     assert furthest(other.policy.state_dict(), fresh) > 1e-2
@@ -178,6 +186,32 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(unbroken, backbon
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert Run(small_trainer(backbone, out, save_every=100)).go(resume=True).step == 4
     assert furthest(weights(out), weights(unbroken)) == 0
+
+
+def test_the_mean_of_the_weights_follows_them_and_is_what_is_kept(backbone, tmp_path):
+    trainer = small_trainer(backbone, tmp_path / "mean", steps=3, validate_every=3)
+    seen, wanted = [], None
+
+    def follow(step: int) -> None:
+        seen.append({name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()})
+
+    Run(trainer, follow).go()
+    for step, now in enumerate(seen):
+        keep = step / (step + 10)  # below 0.9, in the beginning
+        wanted = now if wanted is None else {name: keep * wanted[name] + (1 - keep) * now[name] for name in now}
+    assert furthest(wanted, trainer.mean.state_dict()) < 1e-6
+    assert furthest(wanted, ScalePolicy.from_pretrained(tmp_path / "mean" / "best").state_dict()) < 1e-6
+    plain = small_trainer(backbone, tmp_path / "none", averaging=0.0)
+    assert plain.mean is plain.policy
+
+
+def test_answers_are_ranked_among_answers_where_that_is_asked_for(backbone, tmp_path):
+    texts = ["red", "a red car drives by", "blue", "a blue boat"]
+    pool, answers = TextPool([1, 2, 3, 4], texts), frozenset({"red", "blue"})
+    apart = small_trainer(backbone, tmp_path)._negatives(pool, pool, answers)
+    assert apart.int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
+    mixed = small_trainer(backbone, tmp_path, like_with_like=False)._negatives(pool, pool, answers)
+    assert torch.equal(mixed, ~torch.eye(4, dtype=torch.bool))
 
 
 def test_time_that_is_up_ends_the_run_with_everything_saved(backbone, tmp_path):
@@ -293,7 +327,9 @@ def test_the_command_trains_from_a_jsonl_and_names_what_it_left_out(folder, tmp_
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
     options = {**SMALL, "steps": 2, "validation": 2, "backbone": folder, "out": tmp_path / "run", "budgets": "2f/6"}
     options |= {"data": tmp_path / "train.jsonl", "preset": "nano"}
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = []
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     result = CliRunner().invoke(app, ["train", *words])
     assert result.exit_code == 0, result.output
     assert "left out" in result.output and "nowhere" in result.output
@@ -301,7 +337,9 @@ def test_the_command_trains_from_a_jsonl_and_names_what_it_left_out(folder, tmp_
 
 
 def test_an_allocator_on_smolvlm2_previews_trains_too(folder, smol_folder, tmp_path):
-    config = small(folder, tmp_path / "run", preview="smolvlm2", preview_source=str(smol_folder), steps=1)
+    config = small(
+        folder, tmp_path / "run", preview="smolvlm2", preview_source=str(smol_folder), preview_summary=False, steps=1
+    )
     train(config)
     assert ScalePolicy.from_pretrained(tmp_path / "run" / "best").config.preview == "smolvlm2"
 
@@ -337,7 +375,7 @@ def test_rdpo_learns_to_give_events_more_than_empty_scenes(tmp_path, monkeypatch
 
     def scales() -> tuple[float, float]:
         """Mean scale of the chunks that show an event, and of those that do not."""
-        alpha, beta = trainer._shapes([view])[0]
+        alpha, beta = trainer._shapes(trainer.policy, [view])[0]
         chosen = 0.2 + 1.6 * (alpha / (alpha + beta)).numpy()
         return float(chosen[shown.any(-1)].mean()), float(chosen[~shown.any(-1)].mean())
 

@@ -94,7 +94,7 @@ def test_sizes_are_the_promised_ones(tmp_path):
 
 
 def test_sizes_fit_the_previewer():
-    previewer = mock.Mock(Previewer, visual_width=320, text_width=64)
+    previewer = mock.Mock(Previewer, visual_width=320, text_width=64, summary=False)
     assert module_config("nano", previewer) == replace(SIZES["nano"], visual_width=320, text_width=64)
     with pytest.raises(ValueError, match="take one of paper, nano"):
         module_config("huge", previewer)

@@ -45,6 +45,8 @@ class Allocator(ABC):
     name: str
     scale_range: tuple[float, float] = SCALE_RANGE
     """Smallest and largest scale where the user gives none."""
+    takes_tensors: bool = False
+    """Whether `plan` can look at a clip whose frames are a tensor on the backbone's device."""
 
     def frames_wanted(self, budget: Budget, candidates: int) -> int:
         """How many frames to sample from the video."""

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
 
-from allocembed.backbones.attention import use_chunk_attention
+from allocembed.backbones.attention import use_row_attention
+from allocembed.backbones.language import find_lines, run_language, run_layer
 from allocembed.backbones.positions import RULES
-from allocembed.resize import Geometry, Patches, normalise
+from allocembed.backbones.tower import Seen, find_places, run_block, run_tower
+from allocembed.resize import Geometry, Patches, normalise, send
 
 Batching = Literal["pad", "pack"]
 VIDEO_PAD = "<|video_pad|>"
@@ -73,6 +74,7 @@ class Backbone(ABC):
         dim: int | None = None,
         notice: str | None = None,
         allocator: str | None = None,
+        compile: bool = False,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer, self.geometry, self.name, self.notice = tokenizer, geometry, name, notice
@@ -82,7 +84,16 @@ class Backbone(ABC):
         if dim is not None and not 1 <= dim <= width:
             raise BackboneError(f"{name} has {width} dimensions, so dim must be 1 to {width}, not {dim}")
         self.dim = dim or width
-        use_chunk_attention(model.visual)
+        self.by_product = self.device.type == "cuda"
+        use_row_attention(model.visual)
+        sliding = "sliding_attention" in (getattr(model.config.text_config, "layer_types", None) or ())
+        if self.device.type == "cuda" and self.dtype in (torch.bfloat16, torch.float16) and not sliding:
+            use_row_attention(model.language_model)
+        self.block, self.layer = run_block, run_layer
+        if compile:
+            # One graph serves all blocks and all sizes. Rounded where the model rounds, so that vectors stay the same.
+            how = {"dynamic": True, "options": {"emulate_precision_casts": True}}
+            self.block, self.layer = torch.compile(run_block, **how), torch.compile(run_layer, **how)
 
     @property
     def device(self) -> torch.device:
@@ -158,69 +169,52 @@ class Backbone(ABC):
         return vectors
 
     def forward(self, rows: Sequence[Row], batching: Batching = "pad") -> torch.Tensor:
-        """One forward pass over rows: (N, dim) fp32 unit vectors on the model's device."""
-        ids, positions, last = (pack_rows if batching == "pack" else pad_rows)(rows)
+        """One forward pass over rows: (N, dim) fp32 unit vectors on the model's device, for which nothing waits."""
+        packed = batching == "pack"
+        ids, positions, (line, last) = (pack_rows if packed else pad_rows)(rows)
         videos = [row.patches for row in rows if row.patches is not None]
         features = None
         if videos:
-            pixels = torch.cat([patches.pixels for patches in videos]).to(self.device, non_blocking=True)
-            grids = torch.cat([patches.grids for patches in videos]).to(self.device)
+            pixels = torch.cat([send(patches.pixels, self.device) for patches in videos])
+            grids = torch.cat([patches.grids for patches in videos])
             features = self.see(normalise(pixels, self.geometry, self.dtype), grids)
-        hidden = self.read(ids.to(self.device), positions.to(self.device), features)
-        pooled = hidden[last[0].to(self.device), last[1].to(self.device)]
+        lengths = [len(row) for row in rows] if packed else None
+        pooled = self.read(ids, positions, features, lengths=lengths, at=line * ids.shape[1] + last)
         return F.normalize(pooled[:, : self.dim].float(), dim=-1)
 
-    def see(self, pixels: torch.Tensor, grids: torch.Tensor) -> ModelOutput:
-        """The vision tower on normalised patches (N, 3 · 2 · patch²) of chunks with grids (C, 3).
+    def see(self, pixels: torch.Tensor, grids: torch.Tensor) -> Seen:
+        """The vision tower on normalised patches (N, 3 · 2 · patch²) of chunks with grids (C, 3), best on the host.
 
         `pooler_output` are the merged tokens (N / merge², width); Qwen3-VL adds `deepstack_features`.
         """
-        # Given, because the library's own loops over chunks in Python, a dozen kernels each.
-        where = patch_positions(grids, self.geometry.merge, len(pixels))
-        return self.model.visual(pixels, grid_thw=grids, position_ids=where, return_dict=True)
+        places = find_places(self.model.visual, grids.cpu(), self.device)
+        return run_tower(self.model.visual, pixels, places, by_product=self.by_product, block=self.block)
 
-    def read(self, ids: torch.Tensor, positions: torch.Tensor, features: ModelOutput | None = None) -> torch.Tensor:
-        """The language model on ids (N, S), video tokens replaced by `features` in order: hidden states (N, S, width).
+    def read(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        features: Seen | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        at: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The language model on ids (N, S), best on the host, with video tokens replaced by `features` in order.
 
-        What the whole model's own forward does, less its splitting of the features into one tensor for every chunk.
+        `lengths` are those of rows packed into one. Gives hidden states (N, S, width), or (K, width) of the places `at`
+        (K,) among the N · S alone.
         """
-        embedded = self.model.get_input_embeddings()(ids)
-        deepstack = {}
-        if features is not None:
-            place = ids == self.video_token
-            embedded = embedded.masked_scatter(place[..., None], features.pooler_output.to(embedded.dtype))
-            if layers := getattr(features, "deepstack_features", None):
-                deepstack = {"visual_pos_masks": place, "deepstack_visual_embeds": list(layers)}
-        return self.model.language_model(
-            inputs_embeds=embedded, position_ids=positions, attention_mask=None, use_cache=False, **deepstack
-        ).last_hidden_state
+        lines = find_lines(ids, positions, self.video_token, self.device, lengths)
+        at = None if at is None else send(at, self.device)
+        return run_language(self.model.language_model, lines, features, layer=self.layer, at=at)
 
 
 def embed_patches_by_product(backbone: Backbone) -> None:
-    """Makes the patch embedding the matrix product it is, for training: cuDNN's 3-D convolution is many times slower.
+    """Makes the patch embedding a matrix product on a CPU too, for training, where the convolution is slow.
 
-    Inference keeps the model's own convolution, whose result is bit-equal to the model's ordinary path.
+    On CUDA it is one always. Inference on a CPU keeps the convolution, which is bit-equal to the model's own path.
     """
-    embed = backbone.model.visual.patch_embed
-    embed.forward = lambda pixels: F.linear(pixels, embed.proj.weight.flatten(1), embed.proj.bias)
-
-
-def patch_positions(grids: torch.Tensor, merge: int, total: int) -> torch.Tensor:
-    """Row and col (total, 2) of every patch of chunks with grids (C, 3), merge blocks kept together.
-
-    The total is given so that a GPU need not be asked for it.
-
-    >>> patch_positions(torch.tensor([[1, 2, 4]]), 2, 8).tolist()
-    [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
-    """
-    counts = grids.prod(-1)
-    chunk = torch.repeat_interleave(torch.arange(len(grids), device=grids.device), counts, output_size=total)
-    within = torch.arange(total, device=grids.device) - (counts.cumsum(0) - counts)[chunk]
-    block, inside = within // merge**2, within % merge**2
-    blocks_across = (grids[:, 2] // merge)[chunk]
-    rows = block // blocks_across * merge + inside // merge
-    cols = block % blocks_across * merge + inside % merge
-    return torch.stack([rows, cols], -1)
+    backbone.by_product = True
 
 
 def pad_rows(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:

@@ -64,11 +64,13 @@ def load_backbone(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     dim: int | None = None,
+    compile: bool = False,
 ) -> Backbone:
     """Loads a backbone by short name, hub id or local folder.
 
     `device="auto"` takes CUDA where there is one; `dtype="auto"` means bfloat16 there and float32 on a CPU; `dim` cuts
-    the vector to its first dimensions (Matryoshka) and normalises again.
+    the vector to its first dimensions (Matryoshka) and normalises again. `compile` has torch compile the models' blocks
+    when the first video comes, half a minute that pays from some hundred videos on; it needs a C++ compiler.
     """
     entry = REGISTRY.get(str(name).lower(), Entry(str(name)))
     if Path(entry.source).is_relative_to(ASSETS) and not Path(entry.source).is_dir():
@@ -105,7 +107,7 @@ def load_backbone(
         raise BackboneError(_cannot_have(str(name), str(folder), error)) from error
     family = FAMILIES[config.model_type]
     about = {"name": str(name), "dim": dim, "notice": entry.notice, "allocator": entry.allocator}
-    return family(model.to(device), tokenizer, geometry, **about)
+    return family(model.to(device), tokenizer, geometry, **about, compile=compile)
 
 
 def same(one: str, other: str) -> bool:

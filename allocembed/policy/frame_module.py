@@ -4,7 +4,8 @@ Preview features of every chunk, and those of the task text, go in; a Beta distr
 out. The layout follows ResAdapt, on which the paper builds: one layer that attends to the text, layers that attend over
 time and then over the patches of a chunk, text-guided pooling to one vector a chunk, five scalars beside it, and a
 residual MLP. Two things differ: a chunk, not a frame, is the unit, and the features also come standardised across the
-video, because what matters about a chunk is how it differs from the others.
+video, because what matters about a chunk is how it differs from the others. Where a chunk's features come with a
+summary, how well that fits the text is a scalar too: ranks teach slowly which picture goes with which word.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk before, cosine to the text
+MATCHES = 2  # more where there is a summary
 CEILING = 20.0  # of alpha and beta: sharper distributions explore nothing and their log-probabilities explode
 
 
@@ -34,30 +36,36 @@ class FrameModuleConfig:
     """Layers of temporal, then spatial attention."""
     expansion: int = 4
     """Width of the feed-forward layers, in widths."""
+    summary: bool = False
+    """Whether the first feature of a chunk sums it up, in the space of the text features."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
+        if self.summary and self.visual_width != self.text_width:
+            raise ValueError("a summary lies in the space of the texts, so visual and text width must be the same")
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, int | bool]:
         return asdict(self)
 
 
 class FrameModule(nn.Module):
-    """(B, C, P, visual_width) preview patches and (B, L, text_width) text tokens to Beta parameters (B, C) each."""
+    """(B, C, P, visual_width) preview features and (B, L, text_width) text tokens to Beta parameters (B, C) each."""
 
     def __init__(self, config: FrameModuleConfig) -> None:
         super().__init__()
         self.config = config
         width = config.width
         self.visual = nn.Linear(2 * config.visual_width, width)
+        if config.summary:
+            self.summary = nn.Linear(2 * config.visual_width, width)
         self.text = nn.Linear(config.text_width, width)
         self.read_text = Attention(width, config.heads)
         self.read_text_forward = FeedForward(width, config.expansion)
         self.layers = nn.ModuleList(SpaceTimeLayer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
         self.gate = nn.Linear(2 * width, 1)
-        self.head = PolicyHead(width + SCALARS)
+        self.head = PolicyHead(width + SCALARS + MATCHES * config.summary)
 
     def forward(
         self,
@@ -70,14 +78,26 @@ class FrameModule(nn.Module):
         batch, chunks, patches, _ = visual.shape
         chunk_mask = visual.new_ones(batch, chunks, dtype=torch.bool) if chunk_mask is None else chunk_mask
         text_mask = text.new_ones(text.shape[:2], dtype=torch.bool) if text_mask is None else text_mask
-        tokens = self.visual(both_views(visual, chunk_mask))
+        tokens = self._project(visual, chunk_mask)
         words = self.text(F.layer_norm(text, text.shape[-1:]))
         flat = tokens.flatten(1, 2)
         flat = flat + self.read_text(flat, words, text_mask)
         tokens = (flat + self.read_text_forward(flat)).view(batch, chunks, patches, -1)
         for layer in self.layers:
             tokens = layer(tokens, chunk_mask)
-        return self.head(self._pool(self.norm(tokens), words, text_mask))
+        pooled = self._pool(self.norm(tokens), words, text_mask)
+        if self.config.summary:
+            fit = matches(visual[:, :, 0].float(), text.float(), chunk_mask, text_mask)
+            pooled = torch.cat([pooled, fit.to(pooled.dtype)], -1)
+        return self.head(pooled)
+
+    def _project(self, visual: torch.Tensor, chunk_mask: torch.Tensor) -> torch.Tensor:
+        """Features to tokens (B, C, P, width); a summary is of another kind than patches, so it has its own weights."""
+        if not self.config.summary:
+            return self.visual(both_views(visual, chunk_mask))
+        summary, patches = visual[:, :, :1], visual[:, :, 1:]
+        parts = self.summary(both_views(summary, chunk_mask)), self.visual(both_views(patches, chunk_mask))
+        return torch.cat(parts, 2)
 
     def _pool(self, tokens: torch.Tensor, words: torch.Tensor, text_mask: torch.Tensor) -> torch.Tensor:
         """One vector a chunk: patches weighed by how they look beside the text, and the five scalars."""
@@ -173,6 +193,29 @@ class FeedForward(nn.Sequential):
     def __init__(self, width: int, expansion: int) -> None:
         inner = expansion * width
         super().__init__(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+
+
+def matches(
+    summary: torch.Tensor, text: torch.Tensor, chunk_mask: torch.Tensor, text_mask: torch.Tensor
+) -> torch.Tensor:
+    """How well chunks (B, C, D) fit a text (B, L, D): (B, C, 2), standardised across the chunks of the video.
+
+    The cosine to the text's last token, which has read all of it, and the largest to any of its tokens, which may be
+    the one word that matters.
+
+    >>> chunks, words = torch.eye(3)[None], torch.eye(3)[None, 1:2]
+    >>> everything = torch.ones(1, 3, dtype=torch.bool)
+    >>> (10 * matches(chunks, words, everything, everything[:, :1])[0, :, 0]).round().int().tolist()
+    [-7, 14, -7]
+    """
+    cosine = F.normalize(summary, dim=-1) @ F.normalize(text, dim=-1).transpose(1, 2)
+    last = (text_mask.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, cosine.shape[1], 1)
+    whole = cosine.gather(2, last)
+    best = cosine.masked_fill(~text_mask[:, None], -1).amax(2, keepdim=True)
+    both = torch.cat([whole, best], 2)
+    weight = (chunk_mask / chunk_mask.sum(1, keepdim=True).clamp(min=1))[..., None]
+    apart = both - (both * weight).sum(1, keepdim=True)
+    return apart / ((apart.square() * weight).sum(1, keepdim=True).sqrt() + 1e-3)
 
 
 def both_views(visual: torch.Tensor, chunk_mask: torch.Tensor) -> torch.Tensor:

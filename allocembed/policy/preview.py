@@ -15,13 +15,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from allocembed.backbones.base import Backbone, BackboneError, Item, pad_rows
+from allocembed.backbones.language import Lines, find_lines, run_language
 from allocembed.backbones.loading import BROKEN, find_folder, load_backbone, load_model, pick_device, pick_dtype, same
+from allocembed.backbones.tower import Places, find_places, run_tower
 from allocembed.budget import FRAMES_PER_CHUNK, Grid
-from allocembed.resize import Geometry, normalise, patchify, resize
+from allocembed.resize import Geometry, Patches, normalise, patchify, resize, send
 
 DEFAULT_TASK = "Represent the video for retrieval."
 """The task text where the user gives none."""
@@ -40,6 +44,8 @@ class Previewer(ABC):
     """Short name, hub id or folder from which the model can be loaded again."""
     visual_width: int
     text_width: int
+    summary: bool = False
+    """Whether the first feature of a chunk sums it up, in the space of the texts' features."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, torch.Tensor] = OrderedDict()
@@ -50,15 +56,30 @@ class Previewer(ABC):
     def device(self) -> torch.device:
         """Where the features are."""
 
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+
     # Never inference tensors, even where the caller is in inference mode: those kept could enter no graph later.
     @torch.inference_mode(False)
     @torch.no_grad()
     def look(self, frames: torch.Tensor) -> torch.Tensor:
-        """Features (N, P, visual_width) of N chunks (N, 2, 3, H, W), uint8, on any device."""
+        """Features (N, P, visual_width) of N chunks (N, 2, 3, H, W), uint8, on any device.
+
+        They are those of a chunk's patches; where there is a `summary`, it is the first.
+        """
         if frames.ndim != 5 or tuple(frames.shape[1:3]) != (FRAMES_PER_CHUNK, 3) or frames.dtype != torch.uint8:
             raise ValueError(f"chunks must be uint8 (N, 2, 3, H, W), not {frames.dtype} {tuple(frames.shape)}")
-        at_once = max(1, PATCHES_AT_ONCE // self._patches(*frames.shape[-2:]))
-        return torch.cat([self._look(part) for part in frames.split(at_once)])
+        return torch.cat([self._look(part) for part in frames.split(self.at_once(frames))])
+
+    def at_once(self, frames: torch.Tensor) -> int:
+        """How many chunks of such frames (N, 2, 3, H, W) the vision tower is given at once."""
+        return max(1, PATCHES_AT_ONCE // self._patches(*frames.shape[-2:]))
+
+    def _look(self, frames: torch.Tensor) -> torch.Tensor:
+        small = self.shrink(frames)
+        return self.features(small, self.prepare(small))
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -89,8 +110,16 @@ class Previewer(ABC):
         """Patches the vision tower is given for one chunk of such frames."""
 
     @abstractmethod
-    def _look(self, frames: torch.Tensor) -> torch.Tensor:
-        """`look` for as many chunks as go at once."""
+    def shrink(self, frames: torch.Tensor) -> torch.Tensor:
+        """Previews (N, 2, 3, h, w), uint8, on `device`. Resized where the frames are: small ones move quicker."""
+
+    @abstractmethod
+    def prepare(self, small: torch.Tensor) -> object:
+        """What `features` of previews of this shape need besides their pixels, made where the host may still wait."""
+
+    @abstractmethod
+    def features(self, small: torch.Tensor, prepared: object) -> torch.Tensor:
+        """`look` for previews; on a GPU it asks for nothing and so can be captured as a graph."""
 
     @abstractmethod
     def _read(self, texts: list[str]) -> list[torch.Tensor]:
@@ -100,22 +129,29 @@ class Previewer(ABC):
 class BackbonePreview(Previewer):
     """A backbone's own tower on previews of at most `tokens` merged tokens a chunk, and its language model on texts.
 
-    Visual features are the tower's merged tokens, without Qwen3-VL's deepstack; text features are the last hidden
-    states of the whole row, the prompt around the text included.
+    Visual features are the tower's merged tokens, without Qwen3-VL's deepstack. A `summary` before them is what the
+    language model makes of the chunk, read as a video of its own: it lies where the model's sentences lie, so it says
+    which chunk a question is about. Text features are the last hidden states of the whole row, the prompt around the
+    text included.
     """
 
-    def __init__(self, backbone: Backbone, tokens: int = PREVIEW_TOKENS) -> None:
+    def __init__(self, backbone: Backbone, tokens: int = PREVIEW_TOKENS, *, summary: bool = False) -> None:
         super().__init__()
         if tokens < 1:
             raise ValueError(f"a preview has at least 1 token, not {tokens}")
-        self.backbone, self.tokens, self.source = backbone, tokens, backbone.name
+        self.backbone, self.tokens, self.source, self.summary = backbone, tokens, backbone.name, summary
         self.visual_width = self.text_width = backbone.model.config.text_config.hidden_size
+        self._rows: dict[Grid, tuple[torch.Tensor, torch.Tensor]] = {}
         # A tokenizer may change its settings on its first call, which must not happen in two threads at once.
         backbone.rows([Item(DEFAULT_TASK)])
 
     @property
     def device(self) -> torch.device:
         return self.backbone.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.backbone.dtype
 
     def grid(self, height: int, width: int) -> Grid:
         """The grid of a preview of frames of this size."""
@@ -124,20 +160,48 @@ class BackbonePreview(Previewer):
     def _patches(self, height: int, width: int) -> int:
         return self.grid(height, width).tokens * self.backbone.geometry.merge**2
 
-    def _look(self, frames: torch.Tensor) -> torch.Tensor:
-        geometry, grid = self.backbone.geometry, self.grid(*frames.shape[-2:])
-        # Resized where they are: the small ones are quicker to move.
-        small = resize(frames.flatten(0, 1), (grid.rows * geometry.factor, grid.cols * geometry.factor))
-        pixels = patchify(small, geometry).to(self.device, non_blocking=True)
-        shape = torch.tensor([1, grid.rows * geometry.merge, grid.cols * geometry.merge])
-        grids = shape.repeat(len(frames), 1).to(self.device)
-        seen = self.backbone.see(normalise(pixels, geometry, self.backbone.dtype), grids).pooler_output
-        return seen.float().unflatten(0, (len(frames), grid.tokens))
+    def shrink(self, frames: torch.Tensor) -> torch.Tensor:
+        factor, grid = self.backbone.geometry.factor, self.grid(*frames.shape[-2:])
+        small = resize(frames.flatten(0, 1), (grid.rows * factor, grid.cols * factor))
+        return send(small.unflatten(0, (-1, FRAMES_PER_CHUNK)), self.device)
+
+    def prepare(self, small: torch.Tensor) -> tuple[Places, Lines | None]:
+        merge, grid = self.backbone.geometry.merge, self._grid_of(small)
+        grids = torch.tensor([1, grid.rows * merge, grid.cols * merge]).repeat(len(small), 1)
+        places = find_places(self.backbone.model.visual, grids, self.device)
+        if not self.summary:
+            return places, None
+        ids, positions = self._row(grid)
+        rows = ids.expand(len(small), -1), positions.expand(3, len(small), -1)
+        return places, find_lines(*rows, self.backbone.video_token, self.device, None)
+
+    def features(self, small: torch.Tensor, prepared: tuple[Places, Lines | None]) -> torch.Tensor:
+        backbone, (places, lines) = self.backbone, prepared
+        pixels = normalise(patchify(small.flatten(0, 1), backbone.geometry), backbone.geometry, backbone.dtype)
+        seen = run_tower(backbone.model.visual, pixels, places, by_product=backbone.by_product, block=backbone.block)
+        patches = seen.pooler_output.float().unflatten(0, (len(small), -1))
+        if lines is None:
+            return patches
+        summary = run_language(backbone.model.language_model, lines, seen, layer=backbone.layer)[:, -1:]
+        return torch.cat([summary.float(), patches], 1)
+
+    def _grid_of(self, small: torch.Tensor) -> Grid:
+        return Grid(*(side // self.backbone.geometry.factor for side in small.shape[-2:]))
+
+    def _row(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids (1, S) and positions (3, 1, S) of a video of one chunk: the same for all chunks of one grid."""
+        with self._lock:
+            if grid not in self._rows:
+                merge = self.backbone.geometry.merge
+                shape = torch.tensor([[1, grid.rows * merge, grid.cols * merge]])
+                chunk = Patches(torch.empty(0), shape, np.zeros(1), self.backbone.geometry)
+                self._rows[grid] = pad_rows(self.backbone.rows([Item(patches=chunk)]))[:2]
+            return self._rows[grid]
 
     def _read(self, texts: list[str]) -> list[torch.Tensor]:
         rows = self.backbone.rows([Item(text) for text in texts])
         ids, positions, _ = pad_rows(rows)
-        hidden = self.backbone.read(ids.to(self.device), positions.to(self.device))
+        hidden = self.backbone.read(ids, positions)
         return _cut(hidden, [len(row) for row in rows])
 
 
@@ -156,20 +220,53 @@ class SmolPreview(Previewer):
         self.model = model.to(chosen).eval().requires_grad_(False)
         self.side = model.config.vision_config.image_size
         self.visual_width = self.text_width = model.config.text_config.hidden_size
+        self._places = self._find_places()
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
     def _patches(self, height: int, width: int) -> int:
         return FRAMES_PER_CHUNK * (self.side // self.geometry.patch) ** 2
 
-    def _look(self, frames: torch.Tensor) -> torch.Tensor:
-        small = resize(frames.flatten(0, 1), (self.side, self.side)).contiguous().to(self.device, non_blocking=True)
-        pixels = normalise(small.flatten(1), self.geometry, self.model.dtype).view(small.shape)
+    def shrink(self, frames: torch.Tensor) -> torch.Tensor:
+        small = resize(frames.flatten(0, 1), (self.side, self.side)).contiguous()
+        return send(small.unflatten(0, (-1, FRAMES_PER_CHUNK)), self.device)
+
+    def prepare(self, small: torch.Tensor) -> None:
+        return None
+
+    def features(self, small: torch.Tensor, prepared: None) -> torch.Tensor:
+        frames = small.flatten(0, 1)
+        pixels = normalise(frames.flatten(1), self.geometry, self.dtype).view(frames.shape)
         # What get_image_features does, less its search for padding, for which a GPU would have to be waited for.
-        features = self.model.connector(self.model.vision_model(pixel_values=pixels).last_hidden_state)
-        return features.float().unflatten(0, (len(frames), FRAMES_PER_CHUNK)).mean(1)
+        tower = self.model.vision_model
+        hidden = self._embed(pixels) + tower.embeddings.position_embedding(self._places)
+        hidden = tower.post_layernorm(tower.encoder(inputs_embeds=hidden, attention_mask=None).last_hidden_state)
+        return self.model.connector(hidden).float().unflatten(0, (len(small), FRAMES_PER_CHUNK)).mean(1)
+
+    def _embed(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(N, 3, side, side) frames to (N, patches, width): by a product on CUDA, elsewhere by the convolution."""
+        kernel, patch = self.model.vision_model.embeddings.patch_embedding, self.geometry.patch
+        if not pixels.is_cuda:
+            return kernel(pixels).flatten(2).transpose(1, 2)
+        cut = pixels.unflatten(3, (-1, patch)).unflatten(2, (-1, patch)).permute(0, 2, 4, 1, 3, 5)
+        return F.linear(cut.flatten(3).flatten(1, 2), kernel.weight.flatten(1), kernel.bias)
+
+    @torch.no_grad()
+    def _find_places(self) -> torch.Tensor:
+        """Ids (1, patches) of the learned positions of a frame, as the library's own code finds them."""
+        embeddings, found = self.model.vision_model.embeddings, []
+        hook = embeddings.position_embedding.register_forward_pre_hook(lambda _, ids: found.append(ids[0]))
+        across = self.side // self.geometry.patch
+        blank = torch.zeros((1, 3, self.side, self.side), device=self.device, dtype=self.dtype)
+        embeddings(blank, torch.ones((1, across, across), device=self.device, dtype=torch.bool))
+        hook.remove()
+        return found[0]
 
     def _read(self, texts: list[str]) -> list[torch.Tensor]:
         rows = [torch.tensor(ids) for ids in self.tokenizer(texts)["input_ids"]]
@@ -186,19 +283,23 @@ def load_previewer(
     backbone: Backbone | None = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
+    *,
+    summary: bool = False,
 ) -> Previewer:
     """The previewer of a kind, "backbone" or "smolvlm2"; an empty `source` is the backbone in use, or SmolVLM2-256M.
 
     Where it is the very `backbone` in use the two share one model; else it is loaded beside it. `tokens` is the size of
-    a backbone's preview; SmolVLM2 has its own.
+    a backbone's preview; SmolVLM2 has its own. Only a backbone has a `summary`.
     """
     if kind not in KINDS:
         raise ValueError(f"there is no preview {kind!r}: take one of {', '.join(KINDS)}")
     if kind == "smolvlm2":
+        if summary:
+            raise ValueError("SmolVLM2's previews have no summary: it takes a backbone, which embeds what it sees")
         return SmolPreview(source or SMOLVLM2, device, dtype)
     if backbone is not None and (not source or same(source, backbone.name)):
-        return BackbonePreview(backbone, tokens)
-    return BackbonePreview(load_backbone(source, device=device, dtype=dtype), tokens)
+        return BackbonePreview(backbone, tokens, summary=summary)
+    return BackbonePreview(load_backbone(source, device=device, dtype=dtype), tokens, summary=summary)
 
 
 def preview_grid(native: Grid, tokens: int) -> Grid:

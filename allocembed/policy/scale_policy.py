@@ -80,7 +80,8 @@ def module_config(size: str, previewer: Previewer) -> FrameModuleConfig:
     """Sizes of the frame module for a previewer's features: "paper" or "nano"."""
     if size not in SIZES:
         raise ValueError(f"there is no size {size!r}: take one of {', '.join(SIZES)}")
-    return replace(SIZES[size], visual_width=previewer.visual_width, text_width=previewer.text_width)
+    widths = {"visual_width": previewer.visual_width, "text_width": previewer.text_width}
+    return replace(SIZES[size], **widths, summary=previewer.summary)
 
 
 class ScalePolicy(nn.Module):

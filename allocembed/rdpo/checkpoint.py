@@ -49,6 +49,7 @@ def whole_weights(policy: nn.Module) -> dict[str, Tensor]:
 def save_state(
     folder: Path,
     policy: nn.Module,
+    mean: nn.Module,
     optimiser: torch.optim.Optimizer,
     progress: Progress,
     config: TrainConfig,
@@ -60,6 +61,7 @@ def save_state(
         "config": config.as_dict(),
         "progress": asdict(progress),
         "policy": whole_weights(policy),
+        "mean": whole_weights(mean) if mean is not policy else None,
         "optimiser": get_optimizer_state_dict(policy, optimiser, options=WHOLE),
     }
     if writes:
@@ -69,13 +71,24 @@ def save_state(
 
 
 def load_state(
-    folder: Path, policy: nn.Module, optimiser: torch.optim.Optimizer, config: TrainConfig, *, distributed: bool = False
+    folder: Path,
+    policy: nn.Module,
+    mean: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    config: TrainConfig,
+    *,
+    distributed: bool = False,
 ) -> Progress:
-    """Puts a saved state back into the policy and its optimiser; refuses one of another config."""
+    """Puts a saved state back into the policy, its mean and its optimiser; refuses one of another config.
+
+    The mean is the policy itself where none is kept.
+    """
     state = read_state(folder)
     check_config(state["config"], config, folder)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=distributed)
     set_model_state_dict(policy, state["policy"], options=options)
+    if mean is not policy:
+        set_model_state_dict(mean, state["mean"], options=options)
     set_optimizer_state_dict(policy, optimiser, state["optimiser"], options=options)
     return Progress(**state["progress"])
 

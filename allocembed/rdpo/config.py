@@ -58,6 +58,9 @@ class TrainConfig(RewardOptions):
     """Name, hub id or folder of the preview model; SmolVLM2-256M, or the run's own backbone, if not given."""
     preview_tokens: int = 12
     """Visual tokens a chunk has in the preview of a backbone; SmolVLM2 has its own number."""
+    preview_summary: bool = False
+    """Whether the backbone's language model reads every preview too, and sums it up in the space of its sentences: that
+    tells which chunk a question is about. Ours, not the paper's."""
     width: int = 1024
     """Of the frame module; with the next three it makes 48 M parameters on SmolVLM2's features."""
     heads: int = 16
@@ -87,6 +90,9 @@ class TrainConfig(RewardOptions):
     """Weight decay of AdamW."""
     gradient_clip: float = 1.0
     """The largest norm of a gradient; longer ones are shortened."""
+    averaging: float = 0.0
+    """How much of the running mean of the weights a step keeps, as in 0.95. The mean is what is validated and kept, as
+    single steps are noisy; 0 keeps the weights themselves, as the paper does."""
     clip_low: float = CLIP_LOW
     """ε_l of equation 23: a ratio below 1 − ε_l earns nothing more."""
     clip_high: float = CLIP_HIGH
@@ -105,6 +111,9 @@ class TrainConfig(RewardOptions):
 
     global_negatives: int = 3072
     """Texts drawn from the corpus as further negatives, the same for all of a step; 0 is "w/o Global Negatives"."""
+    like_with_like: bool = False
+    """Whether answers are ranked among answers and search sentences among sentences, as they are in use, and not all
+    texts among all, as in the paper."""
     pool: int = 8192
     """Texts in the corpus of the world. A jsonl's corpus is all its texts."""
     mixture: tuple[float, float, float] = (0.6, 0.2, 0.2)
@@ -141,10 +150,14 @@ class TrainConfig(RewardOptions):
         for name in ("seed", "warmup", "weight_decay", "global_negatives", "minutes", "clip_low", "clip_high"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.preview_summary and self.preview != "backbone":
+            raise ValueError("preview_summary takes preview = backbone: SmolVLM2 has no vectors of what it sees")
         if self.rollouts < 2:
             raise ValueError(
                 f"rollouts must be at least 2, not {self.rollouts}: one alone has none to be compared with"
             )
+        if not 0 <= self.averaging < 1:
+            raise ValueError(f"averaging is a share of the mean, from 0 to below 1, not {self.averaging}")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay is a share of the steps, from 0 to 1, not {self.decay}")
         check_range(self.scale_range)

@@ -76,6 +76,11 @@ class Batch:
     budget: Budget
 
     @property
+    def answers(self) -> frozenset[str]:
+        """Targets that go with a task text."""
+        return frozenset(example.target for example in self.examples if example.text is not None)
+
+    @property
     def targets(self) -> TextPool:
         return TextPool([example.sample for example in self.examples], [example.target for example in self.examples])
 
@@ -86,6 +91,8 @@ class Source(ABC):
     corpus: TextPool
     queries: frozenset[str]
     """Those texts of the corpus that are search sentences."""
+    answers: frozenset[str]
+    """Those that answer a question, or are a target with any other task text."""
     skipped: list[str]
     """What could not be read, with the reason."""
 
@@ -118,7 +125,7 @@ class WorldSource(Source):
 
     def __init__(self, seed: int, pool: int, mixture: Mixture = TrainConfig.mixture) -> None:
         self.seed, self.mixture, self.skipped = seed, mixture, []
-        self.corpus, self.queries = world_corpus(seed, pool, mixture)
+        self.corpus, self.queries, self.answers = world_corpus(seed, pool, mixture)
 
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> Drawn:
         indices = candidate_indices(USUAL_FRAMES, candidates)
@@ -174,8 +181,9 @@ def make_example(timelines: world.Timelines, number: int, seen: np.ndarray, mixt
     return Example(number, asked.options[asked.answer], text=asked.text)
 
 
-def world_corpus(seed: int, count: int, mixture: Mixture) -> tuple[TextPool, frozenset[str]]:
-    """`count` target texts of videos that no step shows, in the examples' own proportions, and which are queries."""
+def world_corpus(seed: int, count: int, mixture: Mixture) -> tuple[TextPool, frozenset[str], frozenset[str]]:
+    """`count` target texts of videos that no step shows, in the examples' own proportions; which of them are queries,
+    and which answers."""
     timelines = draw_timelines([seed, CORPUS], count)
     anything = np.arange(world.WorldConfig().events[0] - 1)
     examples = [
@@ -183,4 +191,5 @@ def world_corpus(seed: int, count: int, mixture: Mixture) -> tuple[TextPool, fro
     ]
     ids = [("corpus", number) for number in range(count)]
     queries = frozenset(example.target for example in examples if example.query)
-    return TextPool(ids, [example.target for example in examples]), queries
+    answers = frozenset(example.target for example in examples if example.text is not None)
+    return TextPool(ids, [example.target for example in examples]), queries, answers

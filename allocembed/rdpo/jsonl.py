@@ -65,6 +65,7 @@ class JsonlSource(Source):
             )
         self.corpus = TextPool([record.video for record in self.records], [record.target for record in self.records])
         self.queries = frozenset()
+        self.answers = frozenset(record.target for record in self.records if record.text is not None)
 
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> Read:
         if stream == VALIDATION:

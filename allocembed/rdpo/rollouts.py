@@ -179,7 +179,7 @@ class Reader:
                 pixels.append(patchify(resize(frames, (rows * geometry.factor, cols * geometry.factor)), geometry))
         sizes = np.concatenate([np.ones((len(different), 1), int), different[:, :2] * geometry.merge], 1)
         patches = normalise(torch.cat(pixels), geometry, self.backbone.dtype)
-        return self.backbone.see(patches, torch.from_numpy(sizes).to(device))
+        return self.backbone.see(patches, torch.from_numpy(sizes))
 
     def _read(
         self, layouts: Sequence[np.ndarray], grids: np.ndarray, features: SimpleNamespace, starts: np.ndarray
@@ -200,7 +200,7 @@ class Reader:
                 pooler_output=features.pooler_output[index],
                 deepstack_features=[layer[index] for layer in features.deepstack_features],
             )
-            hidden = self.backbone.read(ids.to(device), positions.to(device), gathered)
+            hidden = self.backbone.read(ids, positions, gathered)
             pooled = hidden[torch.arange(len(batch), device=device), last.to(device)]
             vectors[torch.tensor(batch, device=device)] = F.normalize(pooled[:, : self.backbone.dim].float(), dim=-1)
         return vectors.view(count, k, -1)

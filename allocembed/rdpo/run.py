@@ -49,7 +49,8 @@ def train(
         backbone = backbone or load_backbone(config.backbone, device=processes.device)
         if previewer is None:
             named = (config.preview, config.preview_source, config.preview_tokens)
-            previewer = load_previewer(*named, backbone, backbone.device, backbone.dtype)
+            about = (backbone, backbone.device, backbone.dtype)
+            previewer = load_previewer(*named, *about, summary=config.preview_summary)
         return Run(Trainer(config, processes, backbone, previewer, source)).go(resume=resume)
     finally:
         processes.close()
@@ -79,7 +80,7 @@ class Run:
     def go(self, *, resume: bool = False) -> Progress:
         """All steps, from the start or from the saved state."""
         if resume:
-            parts = (self.trainer.policy, self.trainer.optimiser)
+            parts = (self.trainer.policy, self.trainer.mean, self.trainer.optimiser)
             self.progress = load_state(self.folder / STATE, *parts, self.config, distributed=self.processes.distributed)
         elif self.processes.first:
             self._make_folder()
@@ -136,9 +137,9 @@ class Run:
         if measured["score"] <= self.progress.best:
             return
         self.progress.best, self.progress.best_step = measured["score"], self.progress.step
-        weights = whole_weights(self.trainer.policy)
+        weights = whole_weights(self.trainer.mean)
         if self.processes.first:
-            policy = self.trainer.policy
+            policy = self.trainer.mean
             scores = {name: round(value, 4) for name, value in measured.items()}
             policy.config = replace(policy.config, trained={**self._facts(), "validation": scores})
             policy.save_pretrained(self.folder / BEST, state_dict=weights)
@@ -153,8 +154,8 @@ class Run:
 
     def _save(self) -> None:
         with self.trainer.clock("saving"):
-            parts = (self.trainer.policy, self.trainer.optimiser, self.progress, self.config)
-            save_state(self.folder / STATE, *parts, writes=self.processes.first)
+            parts = (self.trainer.policy, self.trainer.mean, self.trainer.optimiser)
+            save_state(self.folder / STATE, *parts, self.progress, self.config, writes=self.processes.first)
 
     def _make_folder(self) -> None:
         if (self.folder / STATE).exists():

@@ -84,6 +84,8 @@ class Trainer:
         self.clock = Clock(self.device, exact=config.timings)
         self.reader = Reader(backbone, config.batch_tokens, clock=self.clock)
         self.policy = shard(make_policy(config, previewer), processes)
+        # The running mean of the weights: what is validated and kept.
+        self.mean = shard(make_policy(config, previewer), processes) if config.averaging else self.policy
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
@@ -104,7 +106,7 @@ class Trainer:
         with self.clock("preview"):
             views = [self._look(videos, batch) for videos in batch.videos]
         with self.clock("policy"):
-            shapes = self._shapes(views)
+            shapes = self._shapes(self.policy, views)
         with self.clock("texts"):
             candidates, targets = self._candidates(batch, number)
         rollouts = []
@@ -115,12 +117,22 @@ class Trainer:
             vectors = self.reader.embed(videos, texts_of(batch, videos), found.grids)
             actions = actions.to(self.device)
             with self.clock("scoring"):
-                advantage = self._score(vectors, videos, found, candidates, targets, meter)
+                advantage = self._score(vectors, videos, found, candidates, targets, batch.answers, meter)
             rollouts.append(Rollouts(videos.members, view, actions, beta_log_prob(actions, alpha, beta), advantage))
             meter.add("sharpness", alpha + beta)
         with self.clock("update"):
             skipped = self._update(join(rollouts), len(batch.examples), number, meter)
+        self._average(number)
         return {**meter.means(self.processes), "not finite": skipped}
+
+    @torch.no_grad()
+    def _average(self, step: int) -> None:
+        """Moves the mean towards the weights; faster over the first steps, so that nothing untrained stays in it."""
+        if self.mean is self.policy:
+            return
+        keep = min(self.config.averaging, step / (step + 10))
+        for mean, weight in zip(self.mean.parameters(), self.policy.parameters(), strict=True):
+            mean.lerp_(weight, 1 - keep)
 
     def _look(self, videos: Videos, batch: Batch) -> View:
         """Preview features of all chunks, and those of the task texts, padded to the longest."""
@@ -133,11 +145,11 @@ class Trainer:
         return View(visual, text, torch.arange(text.shape[1], device=text.device) < lengths[:, None])
 
     @torch.no_grad()
-    def _shapes(self, views: Sequence[View]) -> list[tuple[Tensor, Tensor]]:
-        """α and β (b, C) of every view's chunks under the policy as it is."""
+    def _shapes(self, policy: ScalePolicy, views: Sequence[View]) -> list[tuple[Tensor, Tensor]]:
+        """α and β (b, C) of every view's chunks under a policy as it is."""
         found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in views]
         for number, rows in self._passes([np.arange(len(view)) for view in views]):
-            shapes = self._forward(views[number] if number is not None else None, rows)
+            shapes = self._forward(policy, views[number] if number is not None else None, rows)
             if number is not None:
                 found[number].append(shapes)
         return [tuple(torch.cat(parts) for parts in zip(*shapes, strict=True)) for shapes in found]
@@ -151,14 +163,14 @@ class Trainer:
         empty = int(self.processes.largest(len(parts))) - len(parts)
         yield from [*parts, *[(None, np.zeros(1, int))] * empty]
 
-    def _forward(self, view: View | None, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _forward(self, policy: ScalePolicy, view: View | None, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """α and β of a view's rows; of nothing in particular without one."""
         if view is None:
-            module = self.policy.config.module
-            visual, text = (1, 1, 1, module.visual_width), (1, 1, module.text_width)
-            return self.policy(torch.zeros(visual, device=self.device), torch.zeros(text, device=self.device))
+            module = policy.config.module
+            visual, text = (1, 1, 2, module.visual_width), (1, 1, module.text_width)
+            return policy(torch.zeros(visual, device=self.device), torch.zeros(text, device=self.device))
         index = torch.from_numpy(rows).to(self.device)
-        return self.policy(view.visual[index], view.text[index], None, view.text_mask[index])
+        return policy(view.visual[index], view.text[index], None, view.text_mask[index])
 
     def _sample(self, alpha: Tensor, beta: Tensor, step: int, members: np.ndarray) -> Tensor:
         """Actions (b, K, C). Every example has its own generator, so that nobody's draw depends on who is beside it."""
@@ -214,6 +226,7 @@ class Trainer:
         found: Allocations,
         candidates: TextPool,
         targets: Tensor,
+        answers: frozenset[str],
         meter: Meter,
     ) -> Tensor:
         """Advantages (b, K) of rollouts with vectors (b, K, dim) against the candidates' (N, dim)."""
@@ -223,7 +236,7 @@ class Trainer:
         own = TextPool(
             [candidates.sample_ids[i] for i in videos.members], [candidates.texts[i] for i in videos.members]
         )
-        mask = allowed_negatives(own, candidates).to(self.device)
+        mask = self._negatives(own, candidates, answers)
         price = torch.from_numpy(found.price).to(self.device)
         scores = score_group(positive, similarity, mask, price, self.config)
         meter.add("hit1", scores.success)
@@ -233,6 +246,15 @@ class Trainer:
         meter.add("undecided", (scores.retrieval_advantage == 0).all(-1))
         meter.add_allocations(found)
         return scores.advantage
+
+    def _negatives(self, own: TextPool, candidates: TextPool, answers: frozenset[str]) -> Tensor:
+        """Which candidates are negatives of which target: bool (b, N); `answers` are those of the batch."""
+        allowed = allowed_negatives(own, candidates)
+        if self.config.like_with_like:
+            answers = answers | self.source.answers
+            mine, theirs = (torch.tensor([text in answers for text in pool.texts]) for pool in (own, candidates))
+            allowed &= mine[:, None] == theirs
+        return allowed.to(self.device)
 
     def _update(self, rollouts: Sequence[Rollouts], examples: int, step: int, meter: Meter) -> int:
         """Goes once through the rollouts in mini-batches of examples; after the first, the ratio is no longer 1.
@@ -253,10 +275,10 @@ class Trainer:
                 continue
             for number, rows in self._passes(inside):
                 if number is None:
-                    (0 * sum(shape.sum() for shape in self._forward(None, rows))).backward()
+                    (0 * sum(shape.sum() for shape in self._forward(self.policy, None, rows))).backward()
                     continue
                 each, index = rollouts[number], torch.from_numpy(rows).to(self.device)
-                alpha, beta = self._forward(each.view, rows)
+                alpha, beta = self._forward(self.policy, each.view, rows)
                 new, old = beta_log_prob(each.actions[index], alpha, beta), each.log_prob[index]
                 worth, valid = each.advantage[index], torch.ones_like(alpha, dtype=torch.bool)
                 clip = (config.clip_low, config.clip_high)
@@ -281,11 +303,11 @@ class Trainer:
 
         `hit1` is that of each video's target among the set's texts, as in training; `search1` that of each search
         sentence's video among the set's videos, which is what most people will use it for; `score` their mean, by
-        which the best checkpoint is chosen.
+        which the best checkpoint is chosen; `answer1` that of the targets that are answers.
         """
         batch, meter = self.source.finish(prepared, self.device), Meter()
         views = [] if uniform else [self._look(videos, batch) for videos in batch.videos]
-        shapes = self._shapes(views)
+        shapes = self._shapes(self.mean, views)
         count, dim = len(batch.examples), self.backbone.dim
         own = torch.zeros((len(self.processes.mine(count)), dim + 1), device=self.device)
         for number, videos in enumerate(batch.videos):
@@ -303,7 +325,7 @@ class Trainer:
         vectors, there = gathered[:, :dim], gathered[:, dim] > 0
         queries = torch.tensor([example.query for example in batch.examples], device=self.device)
         targets = self._embed_texts(batch.targets.texts, queries.tolist())
-        similarity, mask = vectors @ targets.T, allowed_negatives(batch.targets, batch.targets).to(self.device)
+        similarity, mask = vectors @ targets.T, self._negatives(batch.targets, batch.targets, batch.answers)
         right = similarity.diagonal()[:, None]
         hits = success(right, similarity[:, None], mask)[:, 0]
         searches = success(right, similarity.T[:, None], mask & there)[:, 0]
@@ -313,6 +335,8 @@ class Trainer:
         if bool((there & queries).any()):
             means["search1"] = searches[there & queries].float().mean().item()
             means["score"] = (means["hit1"] + means["search1"]) / 2
+        if bool((there & ~queries).any()):
+            means["answer1"] = hits[there & ~queries].float().mean().item()
         return means
 
 
@@ -359,7 +383,8 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 def make_policy(config: TrainConfig, previewer: Previewer) -> ScalePolicy:
     """An untrained policy for a previewer's features; the same on every process."""
     sizes = {name: getattr(config, name) for name in ("width", "heads", "layers", "expansion")}
-    module = FrameModuleConfig(visual_width=previewer.visual_width, text_width=previewer.text_width, **sizes)
+    widths = {"visual_width": previewer.visual_width, "text_width": previewer.text_width}
+    module = FrameModuleConfig(**widths, **sizes, summary=previewer.summary)
     about = {"preview_source": previewer.source, "preview_tokens": config.preview_tokens}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

@@ -1,0 +1,165 @@
+"""The tables of bench/latency.py, from what it measured.
+
+    python bench/latency_tables.py FILE.json [--markdown]
+
+A part that was not measured is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+PAPER = {"full": 754.77, "allocator": 149.59, "backbone": 239.22}  # ms on an H100, as the paper has them
+ALLOCATORS = {"self-preview": 8.0, "smolvlm2": 15.0}  # and the most milliseconds each may take
+RATIOS = {"full": 0.70, "allocated": 0.70}  # of the plain path's time
+SPEEDUPS = {"our full": 2.8, "plain full": 4.0}  # of allocator and backbone together
+
+Rows = list[tuple[str, ...]]
+
+
+def tables(results: dict) -> list[tuple[str, tuple[str, ...], Rows]]:
+    """Title, headings and rows of every table there is something for."""
+    found = []
+    for name, about in results.get("models", {}).items():
+        times = about.get("times", {})
+        title = f"{name}, {results['candidates']} candidates, {results['device']}, torch {results['torch']}"
+        found.append((title, ("input", "allocator, ms", "backbone, ms", "total, ms", "p95"), _paper_rows(times)))
+        found.append((f"{name}: targets", ("what", "found", "wanted", "met"), _target_rows(times)))
+        found.append((f"{name}: every time", ("part", "median, ms", "p95, ms", "samples"), _time_rows(times)))
+        found.append((f"{name}: what else was seen", ("what", "found"), _fact_rows(about)))
+        found.append((f"{name}: growth", ("what", "ms", "", ""), _growth_rows(times, about)))
+    return [table for table in found if table[2]]
+
+
+def _median(times: dict, part: str) -> float | None:
+    return times[part]["median_ms"] if part in times else None
+
+
+def plain_allocated(times: dict) -> float | None:
+    """The plain path's better setting."""
+    parts = ("plain allocated", "plain allocated, cuDNN off")
+    return min((found for part in parts if (found := _median(times, part)) is not None), default=None)
+
+
+def _paper_rows(times: dict) -> Rows:
+    rows: Rows = []
+    for part in ("plain full", "our full, eager", "our full"):
+        if part in times:
+            rows.append((part, "–", *[f"{times[part]['median_ms']:.1f}"] * 2, f"{times[part]['p95_ms']:.1f}"))
+    for part in ("plain allocated", "plain allocated, cuDNN off", "our allocated, eager", "our allocated"):
+        for kind in ALLOCATORS:
+            allocator = _median(times, f"{kind}: previews to scales")
+            if part in times and allocator is not None:
+                backbone = times[part]["median_ms"]
+                cells = (f"{allocator:.1f}", f"{backbone:.1f}", f"{allocator + backbone:.1f}")
+                rows.append((f"{part}, {kind}", *cells, f"{times[part]['p95_ms']:.1f}"))
+    for kind in ALLOCATORS:
+        part = f"{kind}: frames on the device to vector"
+        if part in times:
+            rows.append((part, "", "", f"{times[part]['median_ms']:.1f}", f"{times[part]['p95_ms']:.1f}"))
+    both = PAPER["allocator"] + PAPER["backbone"]
+    rows.append(("the paper, full (H100)", "–", f"{PAPER['full']:.1f}", f"{PAPER['full']:.1f}", ""))
+    cells = (f"{PAPER['allocator']:.1f}", f"{PAPER['backbone']:.1f}", f"{both:.1f}")
+    rows.append(("the paper, allocated (H100)", *cells, ""))
+    return rows
+
+
+def _target_rows(times: dict) -> Rows:
+    rows: Rows = []
+
+    def add(what: str, found: float, wanted: float, unit: str, *, most: bool) -> None:
+        met = found <= wanted if most else found >= wanted
+        rows.append((what, f"{found:.2f}{unit}", f"{'≤' if most else '≥'} {wanted:g}{unit}", "yes" if met else "NO"))
+
+    for kind, plain in (("full", _median(times, "plain full")), ("allocated", plain_allocated(times))):
+        for ours in (f"our {kind}", f"our {kind}, eager"):
+            if plain and ours in times:
+                add(f"{ours} / plain {kind}", times[ours]["median_ms"] / plain, RATIOS[kind], "×", most=True)
+    for kind, wanted in ALLOCATORS.items():
+        allocator = _median(times, f"{kind}: previews to scales")
+        if allocator is None:
+            continue
+        add(f"allocator, {kind}", allocator, wanted, " ms", most=True)
+        if "our allocated" in times:
+            total = allocator + times["our allocated"]["median_ms"]
+            for full, least in SPEEDUPS.items():
+                if full in times:
+                    add(f"{full} / total, {kind}", times[full]["median_ms"] / total, least, "×", most=False)
+    return rows
+
+
+def _time_rows(times: dict) -> Rows:
+    return [
+        (part, f"{one['median_ms']:.2f}", f"{one['p95_ms']:.2f}", str(one["samples"]))
+        for part, one in times.items()
+        if not part.startswith(("T ", "batch "))
+    ]
+
+
+def _fact_rows(about: dict) -> Rows:
+    rows: Rows = []
+    for kind, waits in about.get("host_waits", {}).items():
+        rows.append((f"host waits, {kind}", str(waits)))
+    for kind, graphs in about.get("graphs", {}).items():
+        rows.append((f"compiled graphs, {kind}", str(graphs)))
+    if "compile_s" in about:
+        rows.append(("compiling and warming up, s", f"{about['compile_s']:.1f}"))
+    for part, rate in about.get("rates", {}).items():
+        cells = f"{rate['tflop']:.1f} TFLOP, {rate['tflops']:.0f} TFLOP/s, {rate['share']:.0%} of the card's product"
+        rows.append((part, cells))
+    rows += [(f"tokens, {kind}", str(count)) for kind, count in about.get("tokens", {}).items()]
+    rows += [(f"1 − cos, {kind}", f"{found:.1e}") for kind, found in about.get("apart", {}).items()]
+    rows += [(f"CUDA graph, {kind}", str(found)) for kind, found in about.get("graph", {}).items()]
+    for kind, levels in about.get("levels", {}).items():
+        cells = f"≤ {levels['largest']} levels, {levels['share_different']:.2%} differ"
+        rows.append((f"GPU patches against CPU's, {kind}", cells))
+    return rows
+
+
+def _growth_rows(times: dict, about: dict) -> Rows:
+    rows: Rows = []
+    for count, (allocated, full) in about.get("growth", {}).items():
+        cells = [_median(times, f"T {count}: {part}") for part in ("our allocated", "allocator", "our full")]
+        kinds = (f"allocated ({allocated} tokens)", "allocator", f"full ({full} tokens)")
+        written = [f"{kind} {value:.1f}" for kind, value in zip(kinds, cells, strict=True) if value is not None]
+        rows.append((f"T = {count}", *(written + [""] * 3)[:3]))
+    for batch in (1, 2, 4, 8):
+        packed, alone = (_median(times, f"batch {batch}: {how}") for how in ("packed", "one by one"))
+        if packed and alone:
+            cells = (f"packed {packed:.1f}", f"one by one {alone:.1f}", f"{alone / packed:.2f}×")
+            rows.append((f"batch {batch}", *cells))
+    return rows
+
+
+def print_tables(results: dict, *, markdown: bool = False) -> None:
+    """Prints every table, for a terminal or as markdown."""
+    console = Console(width=140)
+    for title, headings, rows in tables(results):
+        if markdown:
+            lines = [f"**{title}**", "", f"| {' | '.join(headings)} |", "|---" + "|---:" * (len(headings) - 1) + "|"]
+            print("\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]))
+            continue
+        table = Table(title=title)
+        for place, heading in enumerate(headings):
+            table.add_column(heading, justify="right" if place else "left")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    print_tables(json.loads(options.file.read_text()), markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()

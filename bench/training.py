@@ -1,0 +1,183 @@
+"""The time of an RDPO step and of its parts, with the vision tower's work shared and frozen features kept, and without.
+
+    python bench/training.py                                    the nano preset, in its own world
+    python bench/training.py --model qwen2-vl-2b --minutes 4    exact shape, random weights, SmolVLM2 previews, K = 16
+    python bench/training.py --model qwen2-vl-2b --tiny         in miniature on a CPU, to try the script
+
+`shared`: a chunk goes through the vision tower once for every size that any of a video's K allocations gives it; else
+once for every allocation. `kept`: the preview model looks at an example once, and the corpus's texts are embedded once
+a run; else it looks once for every allocation, as ResAdapt does, and the texts drawn are embedded every step. All four
+start from the same weights and sample the same actions in their first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from shapes import SHAPES, make_backbone, make_smol
+
+from allocembed.backbones import load_backbone
+from allocembed.backbones.loading import pick_device
+from allocembed.budget import Budget
+from allocembed.policy.preview import load_previewer
+from allocembed.rdpo.config import TrainConfig, make_config
+from allocembed.rdpo.data import TRAINING, Batch, Example, Source, Videos
+from allocembed.rdpo.negatives import TextPool
+from allocembed.rdpo.processes import Processes
+from allocembed.rdpo.run import make_source
+from allocembed.rdpo.trainer import Trainer, View
+
+WAYS = {
+    "shared, kept": (True, True),
+    "not shared, kept": (False, True),
+    "shared, not kept": (True, False),
+    "neither": (False, False),
+}
+
+
+class SoftVideos(Source):
+    """Random soft pictures and numbered sentences, for models whose weights are random as well."""
+
+    def __init__(self, size: tuple[int, int], pool: int) -> None:
+        self.width, self.height = size
+        self.corpus = TextPool([("corpus", n) for n in range(pool)], [f"text number {n}" for n in range(pool)])
+        self.queries, self.skipped = frozenset(self.corpus.texts), []
+
+    def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> Any:
+        generator = torch.Generator().manual_seed(step)
+        small = torch.rand((count * candidates, 3, self.height // 16, self.width // 16), generator=generator)
+        return small, count, candidates, budget
+
+    def finish(self, prepared: Any, device: torch.device) -> Batch:
+        small, count, candidates, budget = prepared
+        large = torch.nn.functional.interpolate(small.to(device), size=(self.height, self.width), mode="bilinear")
+        frames = (255 * large).to(torch.uint8).unflatten(0, (count, candidates))
+        times = np.tile(np.arange(candidates, dtype=float), (count, 1))
+        examples = [Example(n, f"what video {n} shows", query=True) for n in range(count)]
+        return Batch(examples, [Videos(np.arange(count), frames, times, np.full(count, 40 * candidates))], budget)
+
+
+class Repeating(Trainer):
+    """A trainer that can be told to do again what it would keep."""
+
+    looks = 1
+
+    def _look(self, videos: Videos, batch: Batch) -> View:
+        for _ in range(self.looks - 1):
+            super()._look(videos, batch)
+        return super()._look(videos, batch)
+
+
+def make_trainer(options: argparse.Namespace) -> Repeating:
+    common: dict[str, Any] = {"timings": True, "budgets": "8f/24", "steps": 1000}
+    if options.tiny:
+        common |= {"examples": 2, "rollouts": 2, "mini_batch": 2, "global_negatives": 8, "pool": 32, "steps": 100}
+    if options.model == "nano":
+        config = make_config(common | ({"examples": options.examples} if options.examples else {}), preset="nano")
+        backbone = load_backbone(config.backbone, device="cpu" if options.tiny else "auto")
+        named = (config.preview, config.preview_source or config.backbone, config.preview_tokens)
+        previewer = load_previewer(*named, backbone, backbone.device, backbone.dtype)
+        return Repeating(config, Processes(backbone.device), backbone, previewer, make_source(config))
+    examples = options.examples or 4
+    config: TrainConfig = make_config(
+        {"examples": examples, "mini_batch": examples, "rollouts": 16, "pool": 4096, "backbone": options.model} | common
+    )
+    device = torch.device("cpu") if options.tiny else pick_device("auto")
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    backbone = make_backbone(options.model, device, dtype, tiny=options.tiny)
+    size = (96, 64) if options.tiny else tuple(int(side) for side in options.size.split("x"))
+    source = SoftVideos(size, config.pool)
+    return Repeating(config, Processes(device), backbone, make_smol(device, dtype, tiny=options.tiny), source)
+
+
+def measure(trainer: Repeating, shared: bool, kept: bool, steps: int, deadline: float) -> dict | None:
+    """Seconds of steps and of their parts, one step to warm up left out; None where no time is left."""
+    bank = trainer.bank
+    trainer.reader.share, trainer.bank = shared, bank if kept else None
+    trainer.looks = 1 if kept else trainer.config.rollouts
+    taken, parts = [], []
+    try:
+        for number in range(steps + 1):
+            if time.monotonic() > deadline:
+                break
+            batch = trainer.source.finish(trainer.prepare(TRAINING, number), trainer.device)
+            if trainer.device.type == "cuda":
+                torch.cuda.synchronize()
+            trainer.clock.seconds.clear()
+            started = time.perf_counter()
+            trainer.step(batch, number)
+            if trainer.device.type == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - started)
+            parts.append(dict(trainer.clock.seconds))
+    finally:
+        trainer.bank = bank
+    if len(taken) < 2:
+        return None
+    taken, parts = taken[1:], parts[1:]
+    means = {name: statistics.mean(part[name] for part in parts) for name in parts[0]}
+    return {"step_seconds": statistics.median(taken), "samples": taken, "parts_seconds": means}
+
+
+def print_table(results: dict) -> None:
+    rows = results["ways"]
+    if not rows:
+        print("no time for a single step: give more --minutes")
+        return
+    parts = list(next(iter(rows.values()))["parts_seconds"])
+    title = f"{results['model']} on {results['device']}: {results['examples']} examples, K = {results['rollouts']}"
+    table = Table(title=title + ", milliseconds of a step")
+    for heading in ("way", "step", "against the first", *parts):
+        table.add_column(heading, justify="left" if heading == "way" else "right")
+    first = next(iter(rows.values()))["step_seconds"]
+    for name, row in rows.items():
+        cells = [f"{1e3 * row['parts_seconds'][part]:.0f}" for part in parts]
+        table.add_row(name, f"{1e3 * row['step_seconds']:.0f}", f"{row['step_seconds'] / first:.2f}x", *cells)
+    Console(width=140).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="nano", choices=["nano", *(name for name in SHAPES if "qwen" in name)])
+    parser.add_argument("--examples", type=int, help="videos a step (default the preset's for nano, else 4)")
+    parser.add_argument("--size", default="1280x720", help="of the frames, for exact shapes")
+    parser.add_argument("--steps", type=int, default=4, help="measured steps of each way (default 4)")
+    parser.add_argument("--minutes", type=float, default=4.0, help="no new step is begun after these")
+    parser.add_argument("--tiny", action="store_true", help="tiny models and two examples, on a CPU")
+    parser.add_argument("--out", type=Path, help="write all figures here as JSON")
+    options = parser.parse_args()
+    deadline = time.monotonic() + 60 * options.minutes
+    trainer = make_trainer(options)
+    on_gpu = trainer.device.type == "cuda"
+    if on_gpu:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as `allocembed train` does
+    results = {"model": options.model, "device": torch.cuda.get_device_name() if on_gpu else "the CPU"}
+    results |= {"examples": trainer.config.examples, "rollouts": trainer.config.rollouts, "ways": {}}
+    weights = copy.deepcopy(trainer.policy.state_dict())
+    for name, (shared, kept) in WAYS.items():
+        trainer.policy.load_state_dict(weights)
+        try:
+            measured = measure(trainer, shared, kept, options.steps, deadline)
+        except Exception as error:  # one way that fails, for want of memory say, leaves the others
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            continue
+        if measured:
+            results["ways"][name] = measured
+            print(f"{name}: {1e3 * measured['step_seconds']:.0f} ms a step", flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(results, indent=1))
+    print_table(results)
+
+
+if __name__ == "__main__":
+    main()

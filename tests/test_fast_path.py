@@ -1,0 +1,250 @@
+"""The fast path against the library's own: the same vectors, however they are computed."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+
+from allocembed.allocators.learned import Learned
+from allocembed.backbones import Item, load_backbone
+from allocembed.backbones import attention as rows_attention
+from allocembed.backbones.attention import attend_rows, use_row_attention
+from allocembed.backbones.base import embed_patches_by_product
+from allocembed.backbones.tower import find_places, run_tower
+from allocembed.budget import Allocation, Grid
+from allocembed.policy.frame_module import FrameModuleConfig
+from allocembed.policy.preview import load_previewer
+from allocembed.policy.replay import Replay
+from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
+from allocembed.resize import VALUES_AT_ONCE, _cut_together, normalise, to_patches
+
+GRIDS = [(1, 1), (3, 4), (2, 2), (3, 4), (5, 2)]
+CLOSE = {torch.float32: 1e-7, torch.bfloat16: 1e-5}  # 1 − cos
+
+
+@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
+def folder(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def backbone(request, folder):
+    return load_backbone(folder, device="cpu", dtype=request.param)
+
+
+def clip(count: int, seed: int = 0, height: int = 64, width: int = 96) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 255, (count, height, width, 3), np.uint8)
+
+
+def allocation(grids: list[tuple[int, int]]) -> Allocation:
+    pairs = tuple((2 * i, 2 * i + 1) for i in range(len(grids)))
+    return Allocation(pairs, (1.0,) * len(grids), tuple(Grid(*grid) for grid in grids), Grid(2, 3), 10**6, 1)
+
+
+def patches(backbone, grids=GRIDS, seed: int = 0):
+    frames = clip(2 * len(grids), seed)
+    return to_patches(frames, np.arange(len(frames)) * 2.5, allocation(grids), backbone.geometry)
+
+
+def items(backbone) -> list[Item]:
+    return [
+        Item("a red car", patches(backbone)),
+        Item(None, patches(backbone, GRIDS[1:3], 1)),
+        Item("drives by"),
+        Item("x", patches(backbone, [(6, 6)], 2)),
+    ]
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    one, other = (F.normalize(tensor.double(), dim=-1) for tensor in (one, other))
+    return float((1 - (one * other).sum(-1)).abs().max())
+
+
+@torch.no_grad()
+def library_tower(backbone, video):
+    pixels = normalise(video.pixels, backbone.geometry, backbone.dtype)
+    return backbone.model.visual(pixels, grid_thw=video.grids, return_dict=True)
+
+
+@torch.no_grad()
+def test_the_towers_own_loop_is_the_librarys_bit_for_bit(backbone):
+    video = patches(backbone)
+    theirs = library_tower(backbone, video)
+    ours = backbone.see(normalise(video.pixels, backbone.geometry, backbone.dtype), video.grids)
+    assert torch.equal(ours.pooler_output, theirs.pooler_output)
+    deep = getattr(theirs, "deepstack_features", None) or []
+    assert len(ours.deepstack_features) == len(deep) == (2 if backbone.family == "qwen3_vl" else 0)
+    assert all(torch.equal(one, other) for one, other in zip(ours.deepstack_features, deep, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_the_language_models_own_loop_is_the_librarys_bit_for_bit(backbone, packed):
+    from allocembed.backbones.base import pack_rows, pad_rows
+
+    rows = backbone.rows(items(backbone))
+    ids, positions, _ = (pack_rows if packed else pad_rows)(rows)
+    videos = [row.patches for row in rows if row.patches is not None]
+    pixels = normalise(torch.cat([video.pixels for video in videos]), backbone.geometry, backbone.dtype)
+    seen = backbone.see(pixels, torch.cat([video.grids for video in videos]))
+    place = ids == backbone.video_token
+    embedded = backbone.model.get_input_embeddings()(ids).masked_scatter(place[..., None], seen.pooler_output)
+    deep = {"visual_pos_masks": place, "deepstack_visual_embeds": list(seen.deepstack_features)}
+    theirs = backbone.model.language_model(
+        inputs_embeds=embedded,
+        position_ids=positions,
+        attention_mask=None,
+        use_cache=False,
+        **(deep if seen.deepstack_features else {}),
+    ).last_hidden_state
+    lengths = [len(row) for row in rows] if packed else None
+    assert torch.equal(backbone.read(ids, positions, seen, lengths=lengths), theirs)
+    at = torch.tensor([3, 1, ids.numel() - 1])
+    some = backbone.read(ids, positions, seen, lengths=lengths, at=at)
+    assert torch.equal(some, theirs.flatten(0, 1)[at])
+
+
+def test_the_patch_embedding_is_the_same_as_a_product(backbone):
+    video = patches(backbone)
+    pixels = normalise(video.pixels, backbone.geometry, backbone.dtype)
+    places = find_places(backbone.model.visual, video.grids, torch.device("cpu"))
+    with torch.no_grad():
+        one, other = (run_tower(backbone.model.visual, pixels, places, by_product=way) for way in (False, True))
+    assert apart(one.pooler_output, other.pooler_output) < 10 * CLOSE[backbone.dtype]
+    before = backbone.embed(items(backbone))
+    embed_patches_by_product(backbone)
+    assert apart(backbone.embed(items(backbone)), before) < 10 * CLOSE[backbone.dtype]
+
+
+def test_packed_rows_are_kept_apart_by_their_bounds_alone(backbone):
+    alone = torch.cat([backbone.embed([item]) for item in items(backbone)])
+    use_row_attention(backbone.model.language_model)  # as on CUDA in half precision
+    for batching in ("pack", "pad"):
+        assert apart(backbone.embed(items(backbone), batching=batching), alone) < CLOSE[backbone.dtype]
+    others = [*items(backbone)[1:], Item("else", patches(backbone, GRIDS[:2], 7))]
+    found = backbone.embed([items(backbone)[0], *others], batching="pack")
+    assert apart(found[:1], alone[:1]) < CLOSE[backbone.dtype]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_attend_to_themselves_with_fewer_heads_of_keys(causal):
+    generator = torch.Generator().manual_seed(0)
+    lengths = [5, 1, 9, 5]
+    query, key, value = (torch.randn(20, heads, 8, generator=generator) for heads in (6, 2, 2))
+    bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    found = attend_rows(query, key, value, bounds, 9, causal, None)
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        row = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
+        expected = F.scaled_dot_product_attention(*row, is_causal=causal, enable_gqa=True)[0].transpose(0, 1)
+        assert torch.allclose(found[start:end], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "length", "causal"), [(3, 64, False), (1, 70, True), (1, 64, True)])
+def test_cudnn_is_given_rows_in_its_own_order_and_padding_changes_nothing(monkeypatch, rows, length, causal):
+    """The kernel stands in for itself: SDPA, called as cuDNN's would be."""
+    monkeypatch.setattr(rows_attention, "ROUND_TO", 32)
+    seen = []
+
+    def stand_in(query, key, value, bias, lse, dropout, causal, debug, *, scale):
+        seen.append(tuple(query.shape))
+        return (F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=True),)
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", stand_in)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(rows * length, heads, 8, generator=generator) for heads in (6, 2, 2))
+    bounds = torch.arange(rows + 1, dtype=torch.int32) * length
+    found = rows_attention._by_cudnn(query, key, value, rows, causal, None)
+    assert torch.allclose(found, attend_rows(query, key, value, bounds, length, causal, None), atol=1e-6)
+    assert seen == [(rows, 6, length + (-length % 32 if causal else 0), 8)]
+
+
+def test_frames_may_be_a_tensor(backbone):
+    frames, times = clip(10), np.arange(10.0)
+    from_array = to_patches(frames, times, allocation(GRIDS), backbone.geometry)
+    from_tensor = to_patches(torch.from_numpy(frames), times, allocation(GRIDS), backbone.geometry, device="cpu")
+    assert torch.equal(from_array.pixels, from_tensor.pixels)
+    assert from_array.seconds.tolist() == from_tensor.seconds.tolist()
+
+
+@pytest.mark.parametrize("values", [1, 2 * 2 * 3 * 64 * 96, VALUES_AT_ONCE])
+def test_chunks_of_one_size_may_be_cut_together(backbone, monkeypatch, values):
+    """As on CUDA, here with the CPU's filter: the layout in memory chooses its kernel, which may round otherwise."""
+    monkeypatch.setattr("allocembed.resize.VALUES_AT_ONCE", values)
+    frames, about = clip(10), allocation(GRIDS)
+    alone = to_patches(frames, np.arange(10.0), about, backbone.geometry)
+    together = torch.empty_like(alone.pixels)
+    video = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    parts = together.split([grid.tokens * backbone.geometry.merge**2 for grid in about.grids])
+    _cut_together(video, about, backbone.geometry, list(parts))
+    assert (together.int() - alone.pixels.int()).abs().max() <= 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiled_blocks_give_the_same_vectors_and_one_graph_serves_all_sizes(folder):
+    plain, fast = (load_backbone(folder, device="cpu", compile=flag) for flag in (False, True))
+    for each in (plain, fast):
+        use_row_attention(each.model.language_model)
+    counters.clear()
+    for seed, grids in enumerate((GRIDS, GRIDS[:2], [(2, 5)] * 3, [(4, 1)])):
+        some = [Item("a red car", patches(plain, grids, seed)), Item("drives by")]
+        assert apart(fast.embed(some, batching="pack"), plain.embed(some, batching="pack")) < 1e-6
+        assert apart(fast.embed(some[:1]), plain.embed(some[:1])) < 1e-6
+    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
+
+
+def test_without_a_graph_the_allocator_works_as_it_is_and_says_so_once(caplog):
+    replay = Replay(lambda prepared, one, two: one * prepared + two, lambda one, two: len(one))
+    replay._capture = lambda inputs: (_ for _ in ()).throw(RuntimeError("no graphs here"))
+    with caplog.at_level("WARNING", logger="allocembed"):
+        for _ in range(3):
+            assert replay(torch.ones(3), torch.ones(3)).tolist() == [4.0] * 3
+    assert caplog.text.count("no graphs here") == 1
+
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@on_cuda
+@torch.inference_mode()
+def test_cuda_gives_the_vectors_of_the_cpu_and_the_host_never_waits(folder):
+    slow, fast = (load_backbone(folder, device=device, dtype="bfloat16") for device in ("cpu", "cuda"))
+    some = items(slow)
+    for batching in ("pad", "pack"):
+        rows = fast.rows(some)
+        fast.forward(rows, batching)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = fast.forward(rows, batching)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert apart(found.cpu(), slow.embed(some)) < 1e-3  # two devices round bfloat16 differently
+
+
+@on_cuda
+def test_cuda_cuts_the_patches_of_the_cpu(backbone):
+    frames, about = clip(10, height=120, width=200), allocation(GRIDS)
+    here = to_patches(frames, np.arange(10.0), about, backbone.geometry)
+    there = to_patches(frames, np.arange(10.0), about, backbone.geometry, device="cuda")
+    assert there.pixels.is_cuda and (there.pixels.cpu().int() - here.pixels.int()).abs().max() <= 1
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", ["backbone", "smolvlm2"])
+def test_cuda_plans_by_a_graph_what_it_plans_without_one(kind, folder, smol_folder):
+    source = str(smol_folder if kind == "smolvlm2" else folder)
+    previewer = load_previewer(kind, source, device="cuda", dtype="bfloat16")
+    module = FrameModuleConfig(previewer.visual_width, previewer.text_width, width=48, heads=4)
+    torch.manual_seed(0)
+    learned = Learned(ScalePolicy(PolicyConfig(module, kind, source)), previewer)
+    for count, text in ((12, "what?"), (7, None), (12, "a much longer question than the first one " * 4)):
+        frames = clip(count, count, 120, 200)
+        by_graph = learned.actions(frames, text)
+        assert learned._replay.works and np.array_equal(
+            by_graph, learned.actions(torch.from_numpy(frames).cuda(), text)
+        )
+        learned._replay.works = False
+        assert np.abs(learned.actions(frames, text) - by_graph).max() < 1e-3
+        learned._replay.works = True

@@ -1,0 +1,156 @@
+"""Many videos at once: read ahead by threads, in order, in bounded memory, and each vector what it would be alone."""
+
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from allocembed import AllocEmbed, Failure, embedder
+from allocembed.pipeline import in_order
+from allocembed.video import DecodeLimits, sample
+from tests.clips import LONG_GROUPS, picture, write_video
+from tests.test_learned import save_policy
+
+
+@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
+def embeds(request) -> AllocEmbed:
+    return AllocEmbed.from_pretrained(request.getfixturevalue(request.param), "content", device="cpu", candidates=8)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Six videos of different lengths and contents, and in their middle one that is none."""
+    folder = tmp_path_factory.mktemp("videos")
+    made = [
+        write_video(folder / f"{number}.mp4", [picture(7 * number + index) for index in range(12 + 5 * number)])
+        for number in range(6)
+    ]
+    broken = folder / "broken.mp4"
+    broken.write_bytes(b"no video")
+    return [*made[:3], broken, *made[3:]]
+
+
+@pytest.fixture(scope="module")
+def alone(embeds, files) -> list[np.ndarray | None]:
+    return [None if file.stem == "broken" else embeds.encode_video(file, "what?").vector for file in files]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("workers", [None, 1, 3])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_vectors_are_what_they_are_alone_bit_for_bit(embeds, files, alone, batch, workers, large, monkeypatch):
+    before = torch.get_num_threads()
+    if large:  # prepared in threads, embedded by the caller
+        monkeypatch.setattr(embedder, "SMALL", 0)
+        torch.set_num_threads(1)  # as many as each video has where several go side by side
+    try:
+        results = list(embeds.stream(files, "what?", batch=batch, workers=workers))
+    finally:
+        torch.set_num_threads(before)
+    assert [result.source for result in results] == [str(file) for file in files]
+    for result, vector in zip(results, alone, strict=True):
+        if vector is None:
+            assert isinstance(result, Failure)
+        else:
+            assert np.array_equal(result.vector, vector)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_no_more_than_twice_the_batch_is_read_ahead(embeds, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(embedder, "SMALL", 0)
+    started, frames = [], np.stack([picture(index) for index in range(4)])
+    read = embeds._read
+    monkeypatch.setattr(embeds, "_read", lambda *given: (started.append(1), read(*given))[1])
+    for taken, _ in enumerate(embeds.stream([frames] * 12, batch=2, workers=3), 1):
+        time.sleep(0.05)  # a slow reader of results
+        assert len(started) <= taken + 4
+    assert len(started) == 12
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_leaving_early_ends_the_work_and_its_threads(embeds, files, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(embedder, "SMALL", 0)
+    threads = threading.active_count()
+    results = embeds.stream(files * 3, batch=2)
+    assert next(results).source == str(files[0])
+    results.close()
+    assert threading.active_count() == threads
+
+
+def test_the_callers_torch_threads_stay_as_they_were(embeds, files):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in embeds.stream(files, workers=2):
+            assert torch.get_num_threads() == 2
+        seen = []
+        later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert seen == [2]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_fault_comes_out_where_it_belongs():
+    def work(number: int) -> int:
+        if number == 2:
+            raise KeyError(number)
+        return number
+
+    results = in_order(work, range(5), workers=2, ahead=4)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(KeyError):
+        next(results)
+
+
+def test_the_order_is_kept_when_later_work_is_quicker():
+    delays = [0.1, 0.0, 0.05, 0.0]
+    results = in_order(lambda job: (time.sleep(job[1]), job[0])[1], enumerate(delays), workers=4, ahead=4)
+    assert list(results) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("given", [{"batch": 0}, {"workers": 0}])
+def test_nothing_can_be_done_by_nobody(embeds, given):
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        list(embeds.stream([], **given))
+
+
+@pytest.mark.parametrize("seek", ["exact", "keyframe"])
+def test_frames_do_not_depend_on_the_decoders_threads(tmp_path, seek):
+    file = write_video(tmp_path / "long.mp4", 150, options=LONG_GROUPS)
+    usual = sample(file, 12, seek=seek)
+    for threads in (1, 3):
+        clip = sample(file, 12, seek=seek, limits=replace(DecodeLimits(), threads=threads))
+        assert np.array_equal(clip.frames, usual.frames) and np.array_equal(clip.times, usual.times)
+
+
+@pytest.mark.parametrize("method", ["content", "learned"])
+def test_the_way_over_a_gpu_does_the_same_in_packed_batches(qwen3_folder, files, method, tmp_path, monkeypatch):
+    """With the CPU for a GPU: frames as a tensor, plans and patches made from it, several videos in one row."""
+    allocator = save_policy(tmp_path, "backbone", str(qwen3_folder)) if method == "learned" else method
+    embeds = AllocEmbed.from_pretrained(qwen3_folder, allocator, device="cpu", candidates=8)
+    good = [file for file in files if file.stem != "broken"]
+    expected = [embeds.encode_video(file) for file in good]
+    monkeypatch.setattr(embedder, "SMALL", 0)
+    monkeypatch.setattr(embeds, "_lane", nullcontext)
+    found = list(embeds.stream(good, batch=4, workers=2))
+    assert [one.allocation for one in found] == [one.allocation for one in expected]
+    cosines = [float(one.vector @ other.vector) for one, other in zip(found, expected, strict=True)]
+    assert min(cosines) >= 1 - 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_gpu_gives_nearly_the_same_vectors_packed(qwen3_folder, files, workers):
+    on = AllocEmbed.from_pretrained(qwen3_folder, "content", device="cuda", candidates=8)
+    good = [file for file in files if file.stem != "broken"]
+    vectors = np.stack([on.encode_video(file).vector for file in good])
+    together = list(on.stream(good, batch=4, workers=workers))
+    assert (1 - (vectors * np.stack([each.vector for each in together])).sum(1)).max() <= 1e-5
