@@ -112,8 +112,8 @@ class TrainConfig(RewardOptions):
     global_negatives: int = 3072
     """Texts drawn from the corpus as further negatives, the same for all of a step; 0 is "w/o Global Negatives"."""
     like_with_like: bool = False
-    """Whether answers are ranked among answers and search sentences among sentences, as they are in use, and not all
-    texts among all, as in the paper."""
+    """Whether every target is ranked among its like, as it will be in use: an answer among the options of its question,
+    or among all answers where it has none, and a search sentence among sentences. The paper ranks all among all."""
     pool: int = 8192
     """Texts in the corpus of the world. A jsonl's corpus is all its texts."""
     mixture: tuple[float, float, float] = (0.6, 0.2, 0.2)

@@ -38,6 +38,8 @@ class Example:
     text: str | None = None
     query: bool = False
     """Whether the target is a search sentence, read with the backbone's query instruction, and not an answer."""
+    options: tuple[str, ...] = ()
+    """What the target has to be told from, where a question comes with its options."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +79,9 @@ class Batch:
 
     @property
     def answers(self) -> frozenset[str]:
-        """Targets that go with a task text."""
-        return frozenset(example.target for example in self.examples if example.text is not None)
+        """Targets that go with a task text, and the options beside them."""
+        asked = (example for example in self.examples if example.text is not None)
+        return frozenset(text for example in asked for text in (example.target, *example.options))
 
     @property
     def targets(self) -> TextPool:
@@ -178,7 +181,8 @@ def make_example(timelines: world.Timelines, number: int, seen: np.ndarray, mixt
     if kind < moment + whole:
         return Example(number, world.describe_video(timelines, number, rng), query=True)
     asked = world.question(timelines, number, rng, event=rng.choice(visible))
-    return Example(number, asked.options[asked.answer], text=asked.text)
+    target = asked.options[asked.answer]
+    return Example(number, target, asked.text, options=tuple(text for text in asked.options if text != target))
 
 
 def world_corpus(seed: int, count: int, mixture: Mixture) -> tuple[TextPool, frozenset[str], frozenset[str]]:

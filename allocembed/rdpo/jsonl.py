@@ -4,7 +4,8 @@
                                                   {"from": "gpt", "value": "A dog."}]}
     {"id": "v2", "video": "clips/v2.mp4", "caption": "a dog runs over a lawn"}
 
-The answer or caption is the target, the question the video's task text. Videos are files or folders of frames. A video
+The answer or caption is the target, the question the video's task text; a question may have `"options": [...]`, the
+wrong answers it comes with. Videos are files or folders of frames. A video
 or line that can't be read is left out, counted and named, and costs itself only.
 """
 
@@ -33,11 +34,12 @@ PLACEHOLDER = re.compile(r"\s*<(?:video|image)>\s*")
 
 @dataclass(frozen=True)
 class Record:
-    """One line: the video as it is named there, its task text, and its target."""
+    """One line: the video as it is named there, its task text, its target, and the wrong options of a question."""
 
     video: str
     text: str | None
     target: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ class JsonlSource(Source):
             chosen = self.held[:count]
         else:
             chosen = [self.records[i] for i in shuffled(len(self.records), self.seed, step * count, count)]
-        examples = [Example(record.video, record.target, record.text) for record in chosen]
+        examples = [Example(record.video, record.target, record.text, options=record.options) for record in chosen]
         own = [number for number in mine if number < len(chosen)]
         clips = self.threads.map(lambda number: self._read(chosen[number].video, candidates), own)
         found = {number: clip for number, clip in zip(own, clips, strict=True) if clip is not None}
@@ -122,10 +124,10 @@ def parse_record(line: Any) -> Record:
     """Reads one line; a ValueError says what is wrong with it.
 
     >>> parse_record({"id": "v2", "video": "v2.mp4", "caption": "a dog"})
-    Record(video='v2.mp4', text=None, target='a dog')
+    Record(video='v2.mp4', text=None, target='a dog', options=())
     >>> said = [{"from": "human", "value": "<video>\\nWho runs?"}, {"from": "gpt", "value": "A dog."}]
-    >>> parse_record({"video": "v1", "conversations": said})
-    Record(video='v1', text='Who runs?', target='A dog.')
+    >>> parse_record({"video": "v1", "conversations": said, "options": ["A dog.", "A cat."]})
+    Record(video='v1', text='Who runs?', target='A dog.', options=('A cat.',))
     """
     if not isinstance(line, dict) or not isinstance(line.get("video"), str) or not line["video"]:
         raise ValueError("no video is named; write a JSON object with a field video")
@@ -140,10 +142,15 @@ def parse_record(line: Any) -> Record:
             raise ValueError("the conversation has no human turn with an answer by gpt") from error
     if not isinstance(target, str) or not target.strip():
         raise ValueError("there is no target; give a caption, a text or conversations")
-    for each in filter(None, (text, target)):
+    options = line.get("options") or []
+    if not isinstance(options, list) or not all(isinstance(option, str) and option.strip() for option in options):
+        raise ValueError("the options must be a list of texts")
+    for each in filter(None, (text, target, *options)):
         if VIDEO_PAD in each or len(each) > LONGEST_TEXT:
             raise ValueError(f"the text is too long or holds {VIDEO_PAD}")
-    return Record(line["video"], text, target.strip())
+    target = target.strip()
+    wrong = dict.fromkeys(option.strip() for option in options if option.strip() != target)
+    return Record(line["video"], text, target, tuple(wrong))
 
 
 def split(records: Sequence[Record], held: int, seed: int) -> tuple[list[Record], list[Record]]:

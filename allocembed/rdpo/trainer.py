@@ -117,7 +117,7 @@ class Trainer:
             vectors = self.reader.embed(videos, texts_of(batch, videos), found.grids)
             actions = actions.to(self.device)
             with self.clock("scoring"):
-                advantage = self._score(vectors, videos, found, candidates, targets, batch.answers, meter)
+                advantage = self._score(vectors, videos, found, candidates, targets, batch, meter)
             rollouts.append(Rollouts(videos.members, view, actions, beta_log_prob(actions, alpha, beta), advantage))
             meter.add("sharpness", alpha + beta)
         with self.clock("update"):
@@ -200,7 +200,18 @@ class Trainer:
             vectors.append(bank[torch.tensor([rows[text] for text in drawn.texts], device=self.device)])
         elif len(drawn):
             vectors.append(self._embed_texts(drawn.texts, [text in self.source.queries for text in drawn.texts]))
-        return own + drawn, torch.cat(vectors)
+        options = self._options(batch, beyond=own + drawn)
+        if len(options):
+            vectors.append(self._embed_texts(options.texts, [False] * len(options)))
+        return own + drawn + options, torch.cat(vectors)
+
+    def _options(self, batch: Batch, beyond: TextPool) -> TextPool:
+        """The options of the batch's questions that are not among the candidates anyway."""
+        if not self.config.like_with_like:
+            return TextPool((), ())
+        texts = {text: None for example in batch.examples for text in example.options}
+        more = [text for text in texts if text not in set(beyond.texts)]
+        return TextPool([("option", text) for text in more], more)
 
     def _embed_texts(self, texts: Sequence[str], queries: Sequence[bool]) -> Tensor:
         """Vectors (N, dim) of texts that all processes know; each embeds its share."""
@@ -226,17 +237,14 @@ class Trainer:
         found: Allocations,
         candidates: TextPool,
         targets: Tensor,
-        answers: frozenset[str],
+        batch: Batch,
         meter: Meter,
     ) -> Tensor:
         """Advantages (b, K) of rollouts with vectors (b, K, dim) against the candidates' (N, dim)."""
         similarity = vectors @ targets.T
         members = torch.from_numpy(videos.members).to(self.device)
         positive = similarity.gather(-1, members[:, None, None].expand(-1, similarity.shape[1], 1))[..., 0]
-        own = TextPool(
-            [candidates.sample_ids[i] for i in videos.members], [candidates.texts[i] for i in videos.members]
-        )
-        mask = self._negatives(own, candidates, answers)
+        mask = self._negatives(batch, videos.members.tolist(), candidates)
         price = torch.from_numpy(found.price).to(self.device)
         scores = score_group(positive, similarity, mask, price, self.config)
         meter.add("hit1", scores.success)
@@ -247,13 +255,20 @@ class Trainer:
         meter.add_allocations(found)
         return scores.advantage
 
-    def _negatives(self, own: TextPool, candidates: TextPool, answers: frozenset[str]) -> Tensor:
-        """Which candidates are negatives of which target: bool (b, N); `answers` are those of the batch."""
+    def _negatives(self, batch: Batch, members: Sequence[int], candidates: TextPool) -> Tensor:
+        """Which candidates are negatives of the targets of some of the batch's examples: bool (b, N)."""
+        targets = [batch.examples[member] for member in members]
+        own = TextPool([example.sample for example in targets], [example.target for example in targets])
         allowed = allowed_negatives(own, candidates)
         if self.config.like_with_like:
-            answers = answers | self.source.answers
+            answers = batch.answers | self.source.answers
             mine, theirs = (torch.tensor([text in answers for text in pool.texts]) for pool in (own, candidates))
             allowed &= mine[:, None] == theirs
+            places = {text: place for place, text in enumerate(candidates.texts)}
+            for row, example in enumerate(targets):
+                if example.options:
+                    allowed[row] = False
+                    allowed[row, [places[text] for text in example.options]] = True
         return allowed.to(self.device)
 
     def _update(self, rollouts: Sequence[Rollouts], examples: int, step: int, meter: Meter) -> int:
@@ -324,11 +339,13 @@ class Trainer:
         gathered = self.processes.gather(own, count)
         vectors, there = gathered[:, :dim], gathered[:, dim] > 0
         queries = torch.tensor([example.query for example in batch.examples], device=self.device)
-        targets = self._embed_texts(batch.targets.texts, queries.tolist())
-        similarity, mask = vectors @ targets.T, self._negatives(batch.targets, batch.targets, batch.answers)
+        options = self._options(batch, beyond=batch.targets)
+        candidates = batch.targets + options
+        targets = self._embed_texts(candidates.texts, [*queries.tolist(), *[False] * len(options)])
+        similarity, mask = vectors @ targets.T, self._negatives(batch, range(count), candidates)
         right = similarity.diagonal()[:, None]
         hits = success(right, similarity[:, None], mask)[:, 0]
-        searches = success(right, similarity.T[:, None], mask & there)[:, 0]
+        searches = success(right, similarity[:, :count].T[:, None], mask[:, :count] & there)[:, 0]
         means = meter.means(self.processes)
         means["hit1"] = hits[there].float().mean().item()
         means["score"] = means["hit1"]
