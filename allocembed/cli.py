@@ -20,6 +20,7 @@ from allocembed.options import (
     BackboneOption,
     BudgetOption,
     CandidatesOption,
+    CompileOption,
     DeviceOption,
     DimOption,
     DtypeOption,
@@ -84,6 +85,7 @@ def embed(
     instruction: InstructionOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    compile: CompileOption = False,
     dim: DimOption = None,
 ) -> None:
     """Embed videos under a token budget; one vector a video, with what it cost."""
@@ -91,7 +93,7 @@ def embed(
     from allocembed.embedder import Failure
 
     writer = vectors.open_writer(out)
-    embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, dim)
+    embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, dim, compile)
     failures = []
     with writer, progress_bar() as progress:
         task = progress.add_task("embedding", total=len(videos), spent="")
@@ -195,7 +197,7 @@ def _print_allocation(clip, allocation) -> None:
     Console().print(table)
 
 
-def _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, dim):
+def _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, dim, compile=False):
     """Builds the embedder from the options; the cheap checks come before the weights are read."""
     from allocembed.budget import Budget
     from allocembed.embedder import AllocEmbed
@@ -206,7 +208,8 @@ def _load(backbone, allocator, budget, candidates, scale_range, seek, device, dt
         "scale_range": parse_range(scale_range),
         "seek": seek.value,
     }
-    return AllocEmbed.from_pretrained(backbone, allocator, device=device, dtype=dtype, dim=dim, **settings)
+    where = {"device": device, "dtype": dtype, "dim": dim, "compile": compile}
+    return AllocEmbed.from_pretrained(backbone, allocator, **where, **settings)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ import torch
 
 from allocembed.allocators import DEFAULT_ALLOCATOR, Allocator, check_allocator, load_allocator
 from allocembed.backbones import DEFAULT_BACKBONE, Backbone, Item, load_backbone
+from allocembed.backbones.base import Batching
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
 from allocembed.pipeline import DeviceLane, core_count, in_order
 from allocembed.resize import Patches, send, to_patches
@@ -120,6 +121,22 @@ class AllocEmbed:
         """Where the tokens of a video would go, without embedding it."""
         return self._allocate(self.read(source), text)
 
+    def cut(self, clip: Clip, text: str | None = None) -> tuple[Allocation, Patches]:
+        """Allocates and resizes, on a GPU where the backbone is on one: the frames go there once, as they are."""
+        if self._lane is None:
+            allocation = self._allocate(clip, text)
+            return allocation, to_patches(clip.frames, clip.times, allocation, self.backbone.geometry)
+        with self._lane():
+            frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
+            seen = replace(clip, frames=frames) if self.allocator.takes_tensors else clip
+            allocation = self._allocate(seen, text)
+            return allocation, to_patches(frames, clip.times, allocation, self.backbone.geometry)
+
+    @property
+    def batching(self) -> Batching:
+        """How several videos go through the backbone: packed on a GPU, where padding would be read for nothing."""
+        return "pack" if self._lane else "pad"
+
     def encode_video(self, source: Source, text: str | None = None, *, instruction: str | None = None) -> Embedding:
         """Embeds one video, with the task text or question that belongs to it; raises VideoError if it can't."""
         return self.encode_videos([source], text, instruction=instruction)[0]
@@ -217,31 +234,19 @@ class AllocEmbed:
         try:
             clip = self._read(source, limits)
             try:
-                allocation, patches = self._cut(clip, text)
+                allocation, patches = self.cut(clip, text)
             except BudgetError as error:
                 raise VideoError(clip.source, str(error)) from error
         except VideoError as error:
             return Failure(error.source, error)
         return Prepared(clip.source, allocation, Item(text, patches, instruction))
 
-    def _cut(self, clip: Clip, text: str | None) -> tuple[Allocation, Patches]:
-        """Allocates and resizes, on a GPU where the backbone is on one: the frames go there once, as they are."""
-        if self._lane is None:
-            allocation = self._allocate(clip, text)
-            return allocation, to_patches(clip.frames, clip.times, allocation, self.backbone.geometry)
-        with self._lane():
-            frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
-            seen = replace(clip, frames=frames) if self.allocator.takes_tensors else clip
-            allocation = self._allocate(seen, text)
-            return allocation, to_patches(frames, clip.times, allocation, self.backbone.geometry)
-
     def _embed_one(self, job: tuple[Source, str | None], **how) -> Embedding | Failure:
         return next(self._embed_all([self._prepare(job, **how)]))
 
     def _embed_all(self, prepared: Sequence[Prepared | Failure]) -> Iterator[Embedding | Failure]:
         items = [video.item for video in prepared if isinstance(video, Prepared)]
-        batching = "pack" if self._lane else "pad"
-        vectors = iter(self.backbone.embed(items, batching=batching).numpy() if items else ())
+        vectors = iter(self.backbone.embed(items, batching=self.batching).numpy() if items else ())
         for video in prepared:
             if isinstance(video, Failure):
                 yield video

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from allocembed.options import (
     AllocatorOption,
+    CompileOption,
     DeviceOption,
     DtypeOption,
     Seek,
@@ -108,9 +109,13 @@ def add(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try files again that could not be read before.")
     ] = False,
-    readers: Annotated[int, typer.Option(min=1, help="Threads that decode videos.")] = 2,
+    readers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads that decode videos.", show_default="2, or one a core beside a GPU"),
+    ] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    compile: CompileOption = False,
 ) -> None:
     """Embed all videos in folders that the index doesn't know yet. Stop it and run it again as you like."""
     from allocembed.search import VideoIndex
@@ -126,7 +131,7 @@ def add(
         "dim": dim,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    where = {"device": device, "dtype": dtype}
+    where = {"device": device, "dtype": dtype, "compile": compile}
     if exists(to):
         index = VideoIndex.open(to, **where, **given, **({"backbone": backbone} if backbone else {}))
     else:

@@ -73,9 +73,9 @@ class Watched(AllocEmbed):
         with self.parts("allocate"):
             return super()._allocate(*given)
 
-    def _cut(self, *given):
+    def cut(self, *given):
         with self.parts("make ready"):
-            return super()._cut(*given)
+            return super().cut(*given)
 
     def _embed_all(self, *given):
         with self.parts("backbone"):

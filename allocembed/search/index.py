@@ -72,10 +72,11 @@ class Added:
 class VideoIndex:
     """An index of videos; `VideoIndex.open("my.index").search("a dog jumps")` asks it."""
 
-    def __init__(self, store: Store, embedder: AllocEmbed | None = None, device: str = "auto", dtype: str = "auto"):
+    def __init__(self, store: Store, embedder: AllocEmbed | None = None, **where: Any) -> None:
+        """`where` says how the model is to be loaded: `device`, `dtype`, `compile`."""
         self.store = store
         self.settings = store.settings
-        self._embedder, self._device, self._dtype = embedder, device, dtype
+        self._embedder, self._where = embedder, where
         if embedder is not None:
             self.settings.check(embedder)
 
@@ -87,6 +88,7 @@ class VideoIndex:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        compile: bool = False,
         embedder: AllocEmbed | None = None,
         **settings: Any,
     ) -> VideoIndex:
@@ -96,8 +98,9 @@ class VideoIndex:
         if "://" not in str(uri) and Path(uri).exists() and (not Path(uri).is_dir() or any(Path(uri).iterdir())):
             raise SearchError(f"{uri} is not an index and not empty: choose another place with --to")
         wanted = Settings(str(backbone), **settings)
-        embedder = embedder or wanted.load(device, dtype)
-        return cls(Store.create(str(uri), wanted.completed(embedder)), embedder, device, dtype)
+        where = {"device": device, "dtype": dtype, "compile": compile}
+        embedder = embedder or wanted.load(**where)
+        return cls(Store.create(str(uri), wanted.completed(embedder)), embedder, **where)
 
     @classmethod
     def open(
@@ -106,6 +109,7 @@ class VideoIndex:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        compile: bool = False,
         embedder: AllocEmbed | None = None,
         **given: Any,
     ) -> VideoIndex:
@@ -115,13 +119,13 @@ class VideoIndex:
         if unknown:
             raise TypeError(f"an index has no setting {unknown[0]!r}: {', '.join(PLAIN)}")
         store.settings.check_given(given)
-        return cls(store, embedder, device, dtype)
+        return cls(store, embedder, device=device, dtype=dtype, compile=compile)
 
     @property
     def embedder(self) -> AllocEmbed:
         """The model, loaded when first asked for and held against the index."""
         if self._embedder is None:
-            embedder = self.settings.load(self._device, self._dtype)
+            embedder = self.settings.load(**self._where)
             self.settings.check(embedder)
             self._embedder = embedder
         return self._embedder
@@ -132,7 +136,7 @@ class VideoIndex:
         *,
         prune: bool = False,
         retry_failed: bool = False,
-        readers: int = 2,
+        readers: int | None = None,
         progress: Progress | None = None,
     ) -> Added:
         """Brings the index up to date with files and folders; may be stopped at any moment and run again.
@@ -335,7 +339,7 @@ class _Run:
             shape = {"duration": self.index.pieces(video)[0]["end"]}
         return _file_row(file, video, **shape)
 
-    def embed(self, readers: int) -> None:
+    def embed(self, readers: int | None) -> None:
         """Embeds what is new and commits it in small portions."""
         if not self.waiting:
             return

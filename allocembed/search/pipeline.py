@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, Full, Queue
 
@@ -20,7 +20,8 @@ from allocembed import film
 from allocembed.backbones import Item
 from allocembed.budget import Allocation, BudgetError
 from allocembed.embedder import AllocEmbed, logger
-from allocembed.resize import Patches, to_patches
+from allocembed.pipeline import core_count
+from allocembed.resize import Patches
 from allocembed.search import segments
 from allocembed.video import Clip, VideoError
 
@@ -84,8 +85,14 @@ class _End:
     error: str = ""
 
 
-def embed_files(embedder: AllocEmbed, paths: Sequence[str], how: str, *, readers: int = 2) -> Iterator[Embedded]:
-    """Embeds files whole and, as `how` says (auto, off or seconds), in windows; in the order in which they finish."""
+def embed_files(
+    embedder: AllocEmbed, paths: Sequence[str], how: str, *, readers: int | None = None
+) -> Iterator[Embedded]:
+    """Embeds files whole and, as `how` says (auto, off or seconds), in windows; in the order in which they finish.
+
+    There are two `readers` where the backbone shares the cores with them, and one a core where it is on a GPU.
+    """
+    readers = readers or (2 if embedder.backbone.device.type == "cpu" else core_count())
     if embedder.backbone.notice:
         logger.warning(embedder.backbone.notice)
     narrow = AllocEmbed(
@@ -125,7 +132,8 @@ def _embed_all(embedder: AllocEmbed, ready: Queue, files: int) -> Iterator[Embed
             if isinstance(item, BaseException):
                 raise item
             (ended if isinstance(item, _End) else batch).append(item)
-        vectors = embedder.backbone.embed([Item(patches=one.patches) for one in batch]).numpy() if batch else ()
+        items = [Item(patches=one.patches) for one in batch]
+        vectors = embedder.backbone.embed(items, batching=embedder.batching).numpy() if items else ()
         for one, vector in zip(batch, vectors, strict=True):
             pieces.setdefault(one.path, []).append(_piece(one, vector))
         for end in ended:
@@ -179,9 +187,8 @@ def _read(embedder: AllocEmbed, narrow: AllocEmbed, path: str, how: str) -> Iter
 
 
 def _make_ready(embedder: AllocEmbed, path: str, clip: Clip, number: int, start: float, end: float) -> _Ready:
-    allocation = embedder.allocate(clip)
     # The model is told the time within the window, as if that were a video of its own.
-    patches = to_patches(clip.frames, clip.times - start, allocation, embedder.backbone.geometry)
+    allocation, patches = embedder.cut(replace(clip, times=clip.times - start))
     picture = _strip(clip, allocation) if number == 0 else _jpeg(_small(_telling(clip, allocation), PICTURE))
     return _Ready(path, number, start, end, film.as_json(clip, allocation), allocation, picture, patches)
 

@@ -58,7 +58,7 @@ class Settings:
             value = str(getattr(self, name))
             object.__setattr__(self, name, str(Path(value).resolve()) if Path(value).is_dir() else value)
 
-    def load(self, device: str = "auto", dtype: str = "auto") -> AllocEmbed:
+    def load(self, device: str = "auto", dtype: str = "auto", *, compile: bool = False) -> AllocEmbed:
         """The embedder that these settings describe."""
         from allocembed.embedder import AllocEmbed
 
@@ -68,6 +68,7 @@ class Settings:
             device=device,
             dtype=dtype,
             dim=self.dim,
+            compile=compile,
             budget=self.budget,
             candidates=self.candidates,
             scale_range=self.scale_range,
