@@ -51,7 +51,7 @@ class SoftVideos(Source):
     def __init__(self, size: tuple[int, int], pool: int) -> None:
         self.width, self.height = size
         self.corpus = TextPool([("corpus", n) for n in range(pool)], [f"text number {n}" for n in range(pool)])
-        self.queries, self.skipped = frozenset(self.corpus.texts), []
+        self.queries, self.answers, self.skipped = frozenset(self.corpus.texts), frozenset(), []
 
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> Any:
         generator = torch.Generator().manual_seed(step)
