@@ -205,6 +205,14 @@ def test_the_mean_of_the_weights_follows_them_and_is_what_is_kept(backbone, tmp_
     assert plain.mean is plain.policy
 
 
+def test_a_run_may_start_from_another_allocator(unbroken, backbone, tmp_path):
+    best = unbroken / "best"
+    trainer = small_trainer(backbone, tmp_path, start_from=str(best))
+    assert furthest(trainer.policy.state_dict(), ScalePolicy.from_pretrained(best).state_dict()) == 0
+    with pytest.raises(ValueError, match="has other sizes"):
+        small_trainer(backbone, tmp_path, start_from=str(best), width=64)
+
+
 def test_answers_are_ranked_among_answers_where_that_is_asked_for(backbone, tmp_path):
     examples = [
         Example(1, "red", "What colour?"),

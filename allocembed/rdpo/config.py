@@ -52,6 +52,8 @@ class TrainConfig(RewardOptions):
     seed: int = 0
     """Of the weights, the examples and the sampled actions. Results do not depend on the number of processes."""
 
+    start_from: str = ""
+    """Folder or hub id of an allocator whose weights are the first; its sizes and its previews must be the run's."""
     preview: str = "smolvlm2"
     """Where the allocator's features come from: smolvlm2, or backbone (a backbone's own tower on small previews)."""
     preview_source: str = ""

@@ -398,7 +398,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_policy(config: TrainConfig, previewer: Previewer) -> ScalePolicy:
-    """An untrained policy for a previewer's features; the same on every process."""
+    """The policy that a run begins with, for a previewer's features; the same on every process."""
     sizes = {name: getattr(config, name) for name in ("width", "heads", "layers", "expansion")}
     widths = {"visual_width": previewer.visual_width, "text_width": previewer.text_width}
     module = FrameModuleConfig(**widths, **sizes, summary=previewer.summary)
@@ -406,4 +406,12 @@ def make_policy(config: TrainConfig, previewer: Previewer) -> ScalePolicy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         policy = ScalePolicy(PolicyConfig(module, config.preview, **about, scale_range=config.scale_range))
+    if config.start_from:
+        first = ScalePolicy.from_pretrained(config.start_from)
+        if first.config.module != module:
+            raise ValueError(
+                f"{config.start_from} has other sizes than this run: {first.config.module}, not {module}. Give its own "
+                "preview, preview_summary, width, heads, layers and expansion"
+            )
+        policy.load_state_dict(first.state_dict())
     return policy.to(previewer.device)
