@@ -24,6 +24,7 @@ from allocembed import film, world
 from allocembed.backbones import load_backbone
 from allocembed.benchmarks import nano, report
 from allocembed.embedder import AllocEmbed, Embedding
+from allocembed.output import whole_file
 
 SEED = 27_182_001  # of the demo's own test videos
 VIDEOS = 12
@@ -114,10 +115,9 @@ def make_videos(timelines: world.Timelines, folder: Path, progress: nano.Progres
         stamp.write_text(made_by)
     missing = [number for number, path in enumerate(paths) if not path.is_file()]
     for number in missing:
-        # Written beside its place, so that a demo that was stopped leaves no half a video behind.
-        partial = paths[number].with_name(f".{paths[number].name}.partial.mp4")
         size = SIZE[::-1] if timelines.portrait[number] else SIZE
-        world.write_mp4(timelines, number, partial, size).replace(paths[number])
+        with whole_file(paths[number]) as scratch:
+            world.write_mp4(timelines, number, scratch, size)
         progress(number + 1, len(paths))
     return paths, len(missing)
 

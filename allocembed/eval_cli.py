@@ -92,7 +92,10 @@ def nano(
     from allocembed.output import make_room
 
     settings = {"budget": Budget.parse(budget), "scale_range": parse_range(scale_range), "limit": limit, "seed": seed}
+    fixed = (("methods", methods, ALL_METHODS), ("subsets", subsets, ALL_SUBSETS), ("candidates", candidates, 24))
     if sweep:
+        if asked := [f"--{name}" for name, value, usual in fixed if value != usual]:
+            raise ValueError(f"--sweep has its own methods, subsets and frame counts: leave out {asked[0]}")
         run = partial(sweep_frames, **settings)
     else:
         check_subsets(split_names(subsets))
@@ -127,7 +130,7 @@ def _show_tables(results: dict[str, list[Row]], note: str, as_json: bool, markdo
     if markdown:
         tables = [report.markdown(rows, layouts[name], note) for name, rows in results.items()]
         markdown.write_text("\n".join(tables), encoding="utf-8")
-        stderr.print(f"→ {markdown}")
+        stderr.print(f"→ {escape(str(markdown))}")
 
 
 def _show_sweeps(results: dict[str, Sweep], note: str, as_json: bool, markdown: Path, stem: Path) -> None:
@@ -141,7 +144,7 @@ def _show_sweeps(results: dict[str, Sweep], note: str, as_json: bool, markdown: 
     tables = [sweep.markdown(found, name, note) for name, found in results.items()]
     markdown.write_text("\n".join(tables), encoding="utf-8")
     for path in (markdown, *sweep.plot(results, stem)):
-        stderr.print(f"→ {path}")
+        stderr.print(f"→ {escape(str(path))}")
 
 
 def _evaluate(

@@ -170,7 +170,9 @@ def sample_folder(folder: Path, source: str, count: int, rate: float, limits: De
     paths = sorted((path for path in found if not path.name.startswith(".")), key=natural_order)
     if not paths:
         kinds = " ".join(sorted(IMAGE_SUFFIXES))
-        raise VideoError(source, f"the folder holds no images; put the frames in it as {kinds}")
+        cause = "the folder holds no images, so it is no video"
+        remedy = f"for videos in a folder name them, as in {folder.name}/*.mp4, or use allocembed index"
+        raise VideoError(source, f"{cause}; put frames in it as {kinds}; {remedy}")
     return sample_images(paths, source, count, rate, limits)
 
 

@@ -157,7 +157,9 @@ class Reader:
 
     def decode(self, packet: "Packet | None") -> list["VideoFrame"]:
         """The frames that come out when `packet` goes in; None drains the decoder."""
-        remedy = f"{FETCH_AGAIN}, or raise DecodeLimits.max_pixels if frames grow past {self.limits.max_pixels}"
+        remedy = FETCH_AGAIN
+        if self.limits.max_pixels < DecodeLimits.max_pixels:  # a decoder that refuses large frames does not say so
+            remedy += f", or raise DecodeLimits.max_pixels if frames grow past {self.limits.max_pixels}"
         with self.failures("a frame cannot be decoded, the file is truncated or corrupt", remedy):
             return self.stream.codec_context.decode(packet)
 

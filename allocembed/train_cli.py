@@ -36,11 +36,15 @@ def add_train(app: typer.Typer) -> None:
 def _with_options() -> Any:
     """The command with a parameter for every field, as typer reads it from a signature."""
     from allocembed.rdpo.config import PRESETS, TrainConfig, field_docs, field_types, make_config
-    from allocembed.rdpo.run import train
+    from allocembed.rdpo.run import CONFIG, train
 
     def run(config: Path | None, preset: str | None, resume: bool, **given: Any) -> None:
         """Train an allocator by RDPO, from ranking feedback alone; the backbone stays as it is."""
         stated = {name: value for name, value in given.items() if value is not None}
+        if resume and config is None and preset is None:
+            # The run's own options, so that --out and --resume are enough.
+            own = Path(stated.get("out", TrainConfig.out)) / CONFIG
+            config = own if own.is_file() else None
         train(make_config(stated, config, preset), resume=resume)
 
     presets = " or ".join(PRESETS)
@@ -58,7 +62,10 @@ def _with_options() -> Any:
             ],
             None,
         ),
-        "resume": (Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it was.")], False),
+        "resume": (
+            Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it was, as it was told.")],
+            False,
+        ),
     }
     # Unset options are None, so that what the file and the preset say stands.
     defaults, docs = TrainConfig().as_dict(), field_docs()

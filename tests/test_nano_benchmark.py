@@ -275,6 +275,7 @@ def test_learned_allocators_are_measured_by_their_folders(folder, tmp_path):
         (["--budget", "lots"], "cannot read the budget"),
         (["--range", "wide"], "--range"),
         (["--sweep", "colours"], "frames"),
+        (["--sweep", "frames", "--methods", "learned"], "leave out --methods"),
     ],
 )
 def test_wrong_options_are_named(folder, words, message):

@@ -297,12 +297,38 @@ def test_the_corpus_may_be_embedded_as_it_is_drawn_or_once(backbone, tmp_path, m
 
 
 def test_another_run_is_not_overwritten_and_another_config_not_continued(unbroken, backbone):
-    with pytest.raises(ValueError, match="holds a run already: go on with --resume"):
+    with pytest.raises(ValueError, match=r"holds a run already: go on with allocembed train .*train\.toml --resume"):
         Run(small_trainer(backbone, unbroken)).go()
     with pytest.raises(ValueError, match=r"had learning_rate = 5e-05, not 0\.5: resume it with its own train\.toml"):
         Run(small_trainer(backbone, unbroken, learning_rate=0.5)).go(resume=True)
     with pytest.raises(ValueError, match="nothing to resume"):
         Run(small_trainer(backbone, unbroken / "elsewhere")).go(resume=True)
+
+
+def test_a_run_that_saved_nothing_yet_is_not_overwritten_either(unbroken, backbone, tmp_path):
+    (tmp_path / "train.toml").write_text((unbroken / "train.toml").read_text())
+    with pytest.raises(ValueError, match="has saved nothing yet"):
+        Run(small_trainer(backbone, tmp_path)).go()
+
+
+def test_out_and_resume_are_enough_to_go_on(folder, tmp_path):
+    train(small(folder, tmp_path / "run", minutes=1e-6))
+    result = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "run"), "--resume", "--minutes", "0"])
+    assert result.exit_code == 0, result.output
+    assert read_state(tmp_path / "run" / "state")["progress"]["step"] == 4
+
+
+def test_videos_that_can_not_be_found_are_an_error_before_anything_is_trained(folder, tmp_path):
+    (tmp_path / "train.jsonl").write_text("\n".join(f'{{"video": "v{n}", "caption": "text {n}"}}' for n in range(9)))
+    given = {"data": str(tmp_path / "train.jsonl"), "like_with_like": False}
+    with pytest.raises(ValueError, match="there is no folder"):
+        train(small(folder, tmp_path / "run", videos=str(tmp_path / "nowhere"), **given))
+    with pytest.raises(ValueError, match="none of the videos kept for validation can be read"):
+        train(small(folder, tmp_path / "run", **given))
+    assert not (tmp_path / "run" / "best").exists()
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match="has no usable line"):
+        train(small(folder, tmp_path / "other", data=str(tmp_path / "empty.jsonl")))
 
 
 def test_a_log_is_cut_back_to_the_step_a_run_goes_on_from(tmp_path):

@@ -64,7 +64,7 @@ class TrainConfig(RewardOptions):
     """Whether the backbone's language model reads every preview too, and sums it up in the space of its sentences: that
     tells which chunk a question is about. Ours, not the paper's."""
     width: int = 1024
-    """Of the frame module; with the next three it makes 48 M parameters on SmolVLM2's features."""
+    """Of the frame module; with the next three it makes 50 M parameters on SmolVLM2's features."""
     heads: int = 16
     """Attention heads of the frame module."""
     layers: int = 2

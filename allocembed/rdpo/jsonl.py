@@ -60,6 +60,9 @@ class JsonlSource(Source):
         self.unreadable: set[str] = set()
         self.threads = ThreadPoolExecutor(max_workers=workers)
         records = self._records(file)
+        if not records:
+            said = f"; the first: {self.skipped[0]}" if self.skipped else ""
+            raise ValueError(f"{file} has no usable line: give a .jsonl file as docs/training.md shows it{said}")
         self.held, self.records = split(records, validation, seed)
         if not self.records:
             raise ValueError(

@@ -5,6 +5,7 @@ What a step does is in `trainer`; here is when, and what is kept of it.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -64,6 +65,8 @@ def make_source(config: TrainConfig) -> Source:
         raise ValueError("there is no data: give --data train.jsonl (see docs/training.md), or --preset nano")
     file = Path(config.data)
     root = Path(config.videos) if config.videos else file.parent
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}: give the one that the videos are in, with --videos")
     return JsonlSource(file, root, seed=config.seed, validation=config.validation, workers=config.workers)
 
 
@@ -99,7 +102,11 @@ class Run:
         config, progress, trainer = self.config, self.progress, self.trainer
         held = trainer.prepare(VALIDATION, 0)
         if not progress.step:
-            self.log.write("uniform", 0, trainer.validate(held, uniform=True))
+            uniform = trainer.validate(held, uniform=True)
+            if not math.isfinite(uniform["score"]):
+                failures = "; ".join(trainer.source.skipped[:3])
+                raise ValueError(f"none of the videos kept for validation can be read: check --videos. {failures}")
+            self.log.write("uniform", 0, uniform)
         started, before, named = time.monotonic(), progress.seconds, 0
         ahead = host.submit(trainer.prepare, TRAINING, progress.step)
         while progress.step < config.steps:
@@ -134,7 +141,7 @@ class Run:
         with self.trainer.clock("validation"):
             measured = self.trainer.validate(held)
         self.log.write("validation", self.progress.step, measured)
-        if measured["score"] <= self.progress.best:
+        if not measured["score"] > self.progress.best:  # so that what is no number is never best
             return
         self.progress.best, self.progress.best_step = measured["score"], self.progress.step
         weights = whole_weights(self.trainer.mean)
@@ -159,7 +166,13 @@ class Run:
 
     def _make_folder(self) -> None:
         if (self.folder / STATE).exists():
-            raise ValueError(f"{self.folder} holds a run already: go on with --resume, or give another --out")
+            again = f"allocembed train {self.folder / CONFIG} --resume"
+            raise ValueError(f"{self.folder} holds a run already: go on with {again}, or give another --out")
+        if (self.folder / CONFIG).exists():
+            raise ValueError(
+                f"{self.folder} holds a run that has saved nothing yet: give another --out, or remove the folder if "
+                "that run is no more"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_config(self.folder)
 

@@ -349,14 +349,18 @@ class _Run:
         contents = {files[0].path: video for video, files in self.waiting.items()}
         portion: list[tuple[str, Embedded]] = []
         last = time.monotonic()
-        for embedded in embed_files(embedder, list(contents), self.index.settings.segments, readers=readers):
-            video = contents[embedded.path]
-            portion.append((video, embedded))
-            self._count(self.waiting[video], embedded)
-            self.tell()
-            if len(portion) >= COMMIT_VIDEOS or time.monotonic() - last > COMMIT_SECONDS:
-                self._commit(portion)
-                portion, last = [], time.monotonic()
+        try:
+            for embedded in embed_files(embedder, list(contents), self.index.settings.segments, readers=readers):
+                video = contents[embedded.path]
+                portion.append((video, embedded))
+                self._count(self.waiting[video], embedded)
+                self.tell()
+                if len(portion) >= COMMIT_VIDEOS or time.monotonic() - last > COMMIT_SECONDS:
+                    done, portion, last = portion, [], time.monotonic()
+                    self._commit(done)
+        except KeyboardInterrupt:
+            self._commit(portion)  # what is finished is kept
+            raise
         self._commit(portion)
 
     def _count(self, files: Sequence[Found], embedded: Embedded) -> None:

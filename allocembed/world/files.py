@@ -36,7 +36,8 @@ def write_mp4(
     rate = Fraction(USUAL_FRAMES, duration) if rate is None else Fraction(rate)
     fractions = sample_fractions(max(2, round(duration * rate)))
     atlas = load_atlas()
-    with av.open(str(path), "w") as container:
+    # The format is named, because a file that is not whole yet may have any name.
+    with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=rate, options={"crf": "18", "preset": "veryfast"})
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.gop_size = KEYFRAME_INTERVAL
