@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -103,6 +104,12 @@ def test_without_lancedb_the_user_is_told_what_to_install(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "lancedb", None)
     result = run("search", place, "a dog")
     assert result.returncode == 1 and "pip install 'allocembed[search]'" in result.stderr
+
+
+def test_a_port_that_is_taken_is_said(place):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run("serve", place, "--port", taken.getsockname()[1])
+    assert result.returncode == 1 and "choose another with --port" in result.stderr
 
 
 def test_serve_answers_until_it_is_stopped(place):

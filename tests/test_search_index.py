@@ -247,6 +247,26 @@ def test_searches_while_indexing_see_whole_videos_only(index, folder, originals)
     assert seen[0] == 9 and seen == sorted(seen) and len(reader.search("anything", top=50)) == 21
 
 
+def test_what_was_done_before_an_interrupt_is_kept(tmp_path, folder, embedder, monkeypatch):
+    from allocembed.search import pipeline
+
+    real = pipeline.embed_files
+
+    def interrupted(*given, **how):
+        for number, embedded in enumerate(real(*given, **how)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield embedded
+
+    index = create(tmp_path / "stopped", embedder)
+    monkeypatch.setattr(pipeline, "embed_files", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        index.add([folder])
+    assert len(index.files()) == 3
+    monkeypatch.undo()
+    assert index.add([folder]).embedded == 6
+
+
 def test_windows_are_written_with_their_video_or_not_at_all(index, folder, monkeypatch):
     from allocembed.search import pipeline
 

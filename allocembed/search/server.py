@@ -15,7 +15,7 @@ import math
 import mimetypes
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import resources
 from importlib.metadata import version
@@ -175,7 +175,8 @@ def run(index: VideoIndex, host: str, port: int, token: str | None) -> None:
         server_header=False,
     )
     server = _Server(config, token)
-    server.run()
+    with suppress(SystemExit):  # with which it ends where the port is taken
+        server.run()
     if not server.started:
         raise SearchError(f"{host}:{port} can't be listened at: choose another with --port")
 
