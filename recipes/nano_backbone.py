@@ -50,7 +50,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel
 
 from allocembed import world
-from allocembed.backbones.base import Backbone, embed_patches_by_product
+from allocembed.backbones.base import Backbone
 from allocembed.benchmarks import nano, report
 from allocembed.resize import Geometry, normalise, patchify, resize
 from allocembed.world.atlas import WORD_HEIGHT
@@ -65,7 +65,7 @@ class Trainer:
 
     def __init__(self, backbone: Backbone, device: torch.device, atlas: world.Atlas) -> None:
         self.backbone, self.device, self.atlas = backbone, device, atlas
-        embed_patches_by_product(backbone)
+        backbone.by_product = True
 
     @torch.no_grad()
     def pixels(self, groups: list[Group]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,6 @@ from allocembed.allocators.learned import Learned
 from allocembed.backbones import Item, load_backbone
 from allocembed.backbones import attention as rows_attention
 from allocembed.backbones.attention import attend_rows, use_row_attention
-from allocembed.backbones.base import embed_patches_by_product
 from allocembed.backbones.tower import find_places, run_tower
 from allocembed.budget import Allocation, Grid
 from allocembed.policy.frame_module import FrameModuleConfig
@@ -115,7 +114,7 @@ def test_the_patch_embedding_is_the_same_as_a_product(backbone):
         one, other = (run_tower(backbone.model.visual, pixels, places, by_product=way) for way in (False, True))
     assert apart(one.pooler_output, other.pooler_output) < 10 * CLOSE[backbone.dtype]
     before = backbone.embed(items(backbone))
-    embed_patches_by_product(backbone)
+    backbone.by_product = True
     assert apart(backbone.embed(items(backbone)), before) < 10 * CLOSE[backbone.dtype]
 
 

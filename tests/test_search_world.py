@@ -1,31 +1,15 @@
 """Search that really finds: the bundled nano model on sixty videos of its world, through the command line."""
 
-import io
 import json
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from allocembed.cli import main
 from allocembed.search import VideoIndex
+from tests.test_cli import run
 from tests.world_videos import draw_videos, sentences, write_videos
 
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
-
-
-def run(*words: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `allocembed WORDS`."""
-    stdout, stderr, code = io.StringIO(), io.StringIO(), 0
-    argv = ["allocembed", *map(str, words)]
-    with redirect_stdout(stdout), redirect_stderr(stderr), mock.patch.object(sys, "argv", argv):
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-    return code, stdout.getvalue(), stderr.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +22,8 @@ def place(timelines, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     (folder / "videos").mkdir()
     write_videos(timelines, folder / "videos")
-    code, _, stderr = run("index", folder / "videos", "--to", folder / "index", "--backbone", "nano-qwen3")
-    assert code == 0 and "60 embedded" in stderr, stderr
+    result = run("index", folder / "videos", "--to", folder / "index", "--backbone", "nano-qwen3")
+    assert result.returncode == 0 and "60 embedded" in result.stderr, result.stderr
     return folder / "index"
 
 
@@ -60,18 +44,23 @@ def test_sentences_find_their_video_and_their_moment(timelines, place):
 
 def test_the_command_finds_and_cuts_the_moment(timelines, place, tmp_path):
     sentence = sentences(timelines, moments=1, whole=0, seed=2)[0]
-    code, stdout, stderr = run("search", place, sentence.text, "--top", 2, "--json", "--clip", tmp_path / "cut")
-    assert code == 0, stderr
-    hits = json.loads(stdout)
+    result = run("search", place, sentence.text, "--top", 2, "--json", "--clip", tmp_path / "cut")
+    assert result.returncode == 0, result.stderr
+    hits = json.loads(result.stdout)
     assert Path(hits[0]["path"]).name == sentence.name and len(hits) == 2
     assert len(list((tmp_path / "cut").glob("01-*.mp4"))) == 1
-    code, stdout, _ = run("search", place, "--like", hits[0]["path"], "--top", 1, "--json")
-    assert code == 0 and json.loads(stdout)[0]["path"] == hits[0]["path"]
+    result = run("search", place, "--like", hits[0]["path"], "--top", 1, "--json")
+    assert result.returncode == 0 and json.loads(result.stdout)[0]["path"] == hits[0]["path"]
 
 
 def test_what_was_spent_is_told_and_within_the_budget(place):
-    code, stdout, _ = run("index", "info", place, "--json")
-    info = json.loads(stdout)
-    assert code == 0 and info["videos"] == 60 and info["allocator"] == "learned" and info["backbone"] == "nano-qwen3"
+    result = run("index", "info", place, "--json")
+    info = json.loads(result.stdout)
+    assert (
+        result.returncode == 0
+        and info["videos"] == 60
+        and info["allocator"] == "learned"
+        and info["backbone"] == "nano-qwen3"
+    )
     rows = VideoIndex.open(place).store.rows("number >= 0", ["cost", "budget"])
     assert all(row["cost"] <= row["budget"] for row in rows) and sum(row["cost"] for row in rows) == info["tokens"]

@@ -57,7 +57,7 @@ def attend_rows(
     causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """(N, heads, d) positions of all rows, cut at `bounds` (rows + 1,), to (N, heads, d)."""
+    """(N, heads, d) positions of all rows, cut at `bounds` (rows + 1,), to (N, heads, d), contiguous."""
     if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
         return _by_length(query, key, value, bounds.diff().tolist(), causal, scale)
     rows = len(bounds) - 1
@@ -78,7 +78,7 @@ def _by_cudnn(query, key, value, rows: int, causal: bool, scale: float | None) -
         query, key, value = (F.pad(tensor, (0, 0, 0, 0, 0, more)) for tensor in (query, key, value))
     dense = (tensor.unflatten(0, (rows, -1)).transpose(1, 2) for tensor in (query, key, value))
     attended = torch.ops.aten._scaled_dot_product_cudnn_attention(*dense, None, False, 0.0, causal, False, scale=scale)
-    return attended[0][:, :, :length].transpose(1, 2).flatten(0, 1)
+    return attended[0][:, :, :length].transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def _by_length(query, key, value, lengths: list[int], causal: bool, scale: float | None) -> torch.Tensor:
@@ -94,23 +94,11 @@ def _by_length(query, key, value, lengths: list[int], causal: bool, scale: float
         rows = (tensor[:, where].transpose(0, 1) for tensor in (query, key, value))
         attended = F.scaled_dot_product_attention(*rows, is_causal=causal, scale=scale, enable_gqa=grouped)
         output = output.index_put((where,), attended.transpose(1, 2))
-    return output
+    return output.contiguous()
 
 
 _attend_apart = torch.compiler.disable(attend_rows)
-
-
-@torch.library.custom_op("allocembed::attend_rows", mutates_args=())
-def _attend_as_a_node(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bounds: torch.Tensor,
-    longest: int,
-    causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    return attend_rows(query, key, value, bounds, longest, causal, scale).contiguous()
+_attend_as_a_node = torch.library.custom_op("allocembed::attend_rows", attend_rows, mutates_args=())
 
 
 @_attend_as_a_node.register_fake

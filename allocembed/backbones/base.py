@@ -84,6 +84,8 @@ class Backbone(ABC):
         if dim is not None and not 1 <= dim <= width:
             raise BackboneError(f"{name} has {width} dimensions, so dim must be 1 to {width}, not {dim}")
         self.dim = dim or width
+        # Whether the patch embedding is the matrix product it is. The convolution is slow, but on a CPU bit-equal to
+        # the model's own path, so there only training asks for the product.
         self.by_product = self.device.type == "cuda"
         use_row_attention(model.visual)
         sliding = "sliding_attention" in (getattr(model.config.text_config, "layer_types", None) or ())
@@ -207,14 +209,6 @@ class Backbone(ABC):
         lines = find_lines(ids, positions, self.video_token, self.device, lengths)
         at = None if at is None else send(at, self.device)
         return run_language(self.model.language_model, lines, features, layer=self.layer, at=at)
-
-
-def embed_patches_by_product(backbone: Backbone) -> None:
-    """Makes the patch embedding a matrix product on a CPU too, for training, where the convolution is slow.
-
-    On CUDA it is one always. Inference on a CPU keeps the convolution, which is bit-equal to the model's own path.
-    """
-    backbone.by_product = True
 
 
 def pad_rows(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from allocembed.backbones.base import Backbone, Item, embed_patches_by_product, group_rows, pad_rows
+from allocembed.backbones.base import Backbone, Item, group_rows, pad_rows
 from allocembed.budget import Budget, base_cost, grids_at, project
 from allocembed.rdpo.data import Videos
 from allocembed.rdpo.log import Clock
@@ -96,7 +96,7 @@ class Reader:
     ) -> None:
         self.backbone, self.batch_tokens, self.share = backbone, batch_tokens, share
         self.clock = clock or (lambda part: nullcontext())
-        embed_patches_by_product(backbone)
+        backbone.by_product = True
 
     def texts(self, texts: Sequence[str], queries: Sequence[bool]) -> Tensor:
         """Unit vectors (N, dim) fp32 on the device; queries are introduced by the backbone's query instruction."""
