@@ -84,3 +84,17 @@ def test_a_width_that_heads_do_not_divide_is_refused():
         FrameModuleConfig(width=100, heads=16)
     with pytest.raises(ValueError, match="must be the same"):
         FrameModuleConfig(visual_width=12, text_width=10, summary=True)
+
+
+def test_the_chunk_a_question_is_about_is_worth_more_before_any_training():
+    torch.manual_seed(0)
+    module = FrameModule(replace(SMALL, summary=True))
+    visual, text = inputs()
+    visual[:, 3, 0] = text[:, -1]
+    alpha, beta = module(visual, text)
+    worth = alpha / (alpha + beta)
+    assert (worth.argmax(1) == 3).all()
+    unasked = text.clone()
+    unasked[:, 0] = text[:, -1]
+    alpha, beta = module(visual, unasked)
+    assert (alpha / (alpha + beta)).std(1).max() < 0.2 * worth.std(1).min()

@@ -147,6 +147,13 @@ def test_a_backbone_text_ends_in_the_vector_it_embeds_to(backbone):
     assert (vector - backbone.embed([Item("a red car")])[0]).abs().max() < 1e-5
 
 
+def test_a_text_begins_with_what_is_read_where_nothing_is_asked_if_there_are_summaries(backbone):
+    bare, previewer = BackbonePreview(backbone), BackbonePreview(backbone, summary=True)
+    for text in ("a red car", DEFAULT_TASK):
+        (plain,), (read,) = bare.read([text]), previewer.read([text])
+        assert torch.equal(read[1:], plain) and torch.equal(read[0], bare.read([DEFAULT_TASK])[0][-1])
+
+
 def test_smolvlm_features_are_the_models_own(smol_folder):
     previewer = SmolPreview(str(smol_folder), "cpu")
     model = SmolVLMForConditionalGeneration.from_pretrained(smol_folder).eval()

@@ -5,7 +5,8 @@ out. The layout follows ResAdapt, on which the paper builds: one layer that atte
 time and then over the patches of a chunk, text-guided pooling to one vector a chunk, five scalars beside it, and a
 residual MLP. Two things differ: a chunk, not a frame, is the unit, and the features also come standardised across the
 video, because what matters about a chunk is how it differs from the others. Where a chunk's features come with a
-summary, how well that fits the text is a scalar too: ranks teach slowly which picture goes with which word.
+summary, how well that fits the text is known before any training, and tilts the distributions from the start: ranks
+teach slowly which picture goes with which word.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 
 SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk before, cosine to the text
-MATCHES = 2  # more where there is a summary
+TILT = 0.5  # of the distribution of a chunk that fits the text one standard deviation better than the others, at first
+SPREAD = 0.02  # of the fits of a video's chunks: what is less is no difference
 CEILING = 20.0  # of alpha and beta: sharper distributions explore nothing and their log-probabilities explode
 
 
@@ -37,7 +39,8 @@ class FrameModuleConfig:
     expansion: int = 4
     """Width of the feed-forward layers, in widths."""
     summary: bool = False
-    """Whether the first feature of a chunk sums it up, in the space of the text features."""
+    """Whether the first feature of a chunk sums it up, in the space of the text features; the first of a text is then
+    what they are where nothing is asked."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
@@ -59,13 +62,14 @@ class FrameModule(nn.Module):
         self.visual = nn.Linear(2 * config.visual_width, width)
         if config.summary:
             self.summary = nn.Linear(2 * config.visual_width, width)
+            self.tilt = nn.Parameter(torch.full((1,), TILT))
         self.text = nn.Linear(config.text_width, width)
         self.read_text = Attention(width, config.heads)
         self.read_text_forward = FeedForward(width, config.expansion)
         self.layers = nn.ModuleList(SpaceTimeLayer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
         self.gate = nn.Linear(2 * width, 1)
-        self.head = PolicyHead(width + SCALARS + MATCHES * config.summary)
+        self.head = PolicyHead(width + SCALARS + config.summary)
 
     def forward(
         self,
@@ -86,10 +90,10 @@ class FrameModule(nn.Module):
         for layer in self.layers:
             tokens = layer(tokens, chunk_mask)
         pooled = self._pool(self.norm(tokens), words, text_mask)
-        if self.config.summary:
-            fit = matches(visual[:, :, 0].float(), text.float(), chunk_mask, text_mask)
-            pooled = torch.cat([pooled, fit.to(pooled.dtype)], -1)
-        return self.head(pooled)
+        if not self.config.summary:
+            return self.head(pooled)
+        fit = fits(visual[:, :, 0].float(), text.float(), chunk_mask, text_mask)
+        return self.head(torch.cat([pooled, fit[..., None].to(pooled.dtype)], -1), self.tilt.float() * fit)
 
     def _project(self, visual: torch.Tensor, chunk_mask: torch.Tensor) -> torch.Tensor:
         """Features to tokens (B, C, P, width); a summary is of another kind than patches, so it has its own weights."""
@@ -129,11 +133,14 @@ class PolicyHead(nn.Module):
         nn.init.normal_(self.out.weight, std=0.01)
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden: torch.Tensor, tilt: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """`tilt` (B, C) is added to log alpha and taken from log beta."""
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.float()
             shapes = 1 + F.softplus(self.out(hidden + self.inner(self.norm(hidden))))
-        alpha, beta = shapes.clamp(max=CEILING).unbind(-1)
+            if tilt is not None:
+                shapes = shapes * torch.stack([tilt, -tilt], -1).exp()
+        alpha, beta = shapes.clamp(1, CEILING).unbind(-1)
         return alpha, beta
 
 
@@ -195,27 +202,26 @@ class FeedForward(nn.Sequential):
         super().__init__(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
 
-def matches(
-    summary: torch.Tensor, text: torch.Tensor, chunk_mask: torch.Tensor, text_mask: torch.Tensor
-) -> torch.Tensor:
-    """How well chunks (B, C, D) fit a text (B, L, D): (B, C, 2), standardised across the chunks of the video.
+def fits(summary: torch.Tensor, text: torch.Tensor, chunk_mask: torch.Tensor, text_mask: torch.Tensor) -> torch.Tensor:
+    """How much better chunks (B, C, D) fit a text (B, L, D) than nothing in particular, in standard deviations (B, C).
 
-    The cosine to the text's last token, which has read all of it, and the largest to any of its tokens, which may be
-    the one word that matters.
+    The cosine to the text's last token, which has read all of it, less that to its first, which is the last of a text
+    that asks nothing: empty chunks are near to every text. Where nothing is asked, all are 0.
 
-    >>> chunks, words = torch.eye(3)[None], torch.eye(3)[None, 1:2]
-    >>> everything = torch.ones(1, 3, dtype=torch.bool)
-    >>> (10 * matches(chunks, words, everything, everything[:, :1])[0, :, 0]).round().int().tolist()
+    >>> chunks, words = torch.eye(4)[None, :3], torch.eye(4)[None]
+    >>> everything = torch.ones(1, 4, dtype=torch.bool)
+    >>> (10 * fits(chunks, words[:, [3, 1]], everything[:, :3], everything[:, :2])[0]).round().int().tolist()
     [-7, 14, -7]
+    >>> fits(chunks, words[:, [1, 1]], everything[:, :3], everything[:, :2])[0].tolist()
+    [0.0, 0.0, 0.0]
     """
-    cosine = F.normalize(summary, dim=-1) @ F.normalize(text, dim=-1).transpose(1, 2)
-    last = (text_mask.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, cosine.shape[1], 1)
-    whole = cosine.gather(2, last)
-    best = cosine.masked_fill(~text_mask[:, None], -1).amax(2, keepdim=True)
-    both = torch.cat([whole, best], 2)
-    weight = (chunk_mask / chunk_mask.sum(1, keepdim=True).clamp(min=1))[..., None]
-    apart = both - (both * weight).sum(1, keepdim=True)
-    return apart / ((apart.square() * weight).sum(1, keepdim=True).sqrt() + 1e-3)
+    last = (text_mask.sum(1) - 1).clamp(min=0)
+    asked = text[torch.arange(len(text), device=text.device), last]
+    better = F.normalize(asked, dim=-1) - F.normalize(text[:, 0], dim=-1)
+    fit = (F.normalize(summary, dim=-1) @ better[..., None])[..., 0]
+    weight = chunk_mask / chunk_mask.sum(1, keepdim=True).clamp(min=1)
+    apart = fit - (fit * weight).sum(1, keepdim=True)
+    return apart / ((apart.square() * weight).sum(1, keepdim=True) + SPREAD**2).sqrt()
 
 
 def both_views(visual: torch.Tensor, chunk_mask: torch.Tensor) -> torch.Tensor:

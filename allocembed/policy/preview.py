@@ -45,7 +45,8 @@ class Previewer(ABC):
     visual_width: int
     text_width: int
     summary: bool = False
-    """Whether the first feature of a chunk sums it up, in the space of the texts' features."""
+    """Whether the first feature of a chunk sums it up, in the space of the texts' features, and the first of a text is
+    the last of the default task."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, torch.Tensor] = OrderedDict()
@@ -132,7 +133,8 @@ class BackbonePreview(Previewer):
     Visual features are the tower's merged tokens, without Qwen3-VL's deepstack. A `summary` before them is what the
     language model makes of the chunk, read as a video of its own: it lies where the model's sentences lie, so it says
     which chunk a question is about. Text features are the last hidden states of the whole row, the prompt around the
-    text included.
+    text included; where there are summaries, the last state of the default task comes first, to tell what fits this
+    text from what fits any.
     """
 
     def __init__(self, backbone: Backbone, tokens: int = PREVIEW_TOKENS, *, summary: bool = False) -> None:
@@ -142,6 +144,7 @@ class BackbonePreview(Previewer):
         self.backbone, self.tokens, self.source, self.summary = backbone, tokens, backbone.name, summary
         self.visual_width = self.text_width = backbone.model.config.text_config.hidden_size
         self._rows: dict[Grid, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._plain: torch.Tensor | None = None
         # A tokenizer may change its settings on its first call, which must not happen in two threads at once.
         backbone.rows([Item(DEFAULT_TASK)])
 
@@ -199,6 +202,14 @@ class BackbonePreview(Previewer):
             return self._rows[grid]
 
     def _read(self, texts: list[str]) -> list[torch.Tensor]:
+        states = self._states(texts)
+        if not self.summary:
+            return states
+        if self._plain is None:
+            self._plain = self._states([DEFAULT_TASK])[0][-1:]
+        return [torch.cat([self._plain, each]) for each in states]
+
+    def _states(self, texts: list[str]) -> list[torch.Tensor]:
         rows = self.backbone.rows([Item(text) for text in texts])
         ids, positions, _ = pad_rows(rows)
         hidden = self.backbone.read(ids, positions)
