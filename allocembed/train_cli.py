@@ -45,7 +45,9 @@ def _with_options() -> Any:
             # The run's own options, so that --out and --resume are enough.
             own = Path(stated.get("out", TrainConfig.out)) / CONFIG
             config = own if own.is_file() else None
-        train(make_config(stated, config, preset), resume=resume)
+        progress = train(make_config(stated, config, preset), resume=resume)
+        if progress.stopped_by:
+            raise typer.Exit(128 + progress.stopped_by)  # as shells have it, so that scripts don't take it for done
 
     presets = " or ".join(PRESETS)
     kinds: dict[str, tuple[Any, Any]] = {

@@ -128,6 +128,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, **quiet, "PYTHONPATH": str(ROOT)}
 
 
+def wait_for_step(out: Path, number: int, process: subprocess.Popen) -> None:
+    """Until the log of a run holds a step."""
+    log, deadline = out / "train.jsonl", time.monotonic() + 120
+    while not (log.exists() and f'"step", "step": {number}' in log.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_run_leaves_its_best_policy_its_state_its_config_and_its_log(unbroken, folder):
     policy = ScalePolicy.from_pretrained(unbroken / "best")
     assert policy.config.preview_source == str(folder) and policy.config.trained["steps"] in (2, 4)
@@ -159,10 +167,7 @@ def test_a_run_killed_in_the_middle_goes_on_to_the_very_same_weights(unbroken, f
     file = tmp_path / "train.toml"
     file.write_text(config.as_toml())
     process = subprocess.Popen([sys.executable, "-m", "allocembed", "train", file], env=environment(), cwd=tmp_path)
-    log, deadline = tmp_path / "killed" / "train.jsonl", time.monotonic() + 120
-    while not (log.exists() and '"step", "step": 2' in log.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_step(tmp_path / "killed", 2, process)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert read_state(tmp_path / "killed" / "state")["progress"]["step"] < 4
@@ -181,11 +186,27 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(unbroken, backbon
             signal.raise_signal(signal.SIGTERM)
 
     progress = Run(small_trainer(backbone, out, save_every=100), ask).go()
+    assert progress.stopped_by == signal.SIGTERM
     assert progress.step == 2 and read_state(out / "state")["progress"]["step"] == 2
     assert f"allocembed train {out}/train.toml --resume" in capsys.readouterr().err.replace("\n", "")
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert Run(small_trainer(backbone, out, save_every=100)).go(resume=True).step == 4
     assert furthest(weights(out), weights(unbroken)) == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_was_stopped_ends_with_the_signals_status(folder, tmp_path, number, status):
+    file = tmp_path / "train.toml"
+    file.write_text(small(folder, tmp_path / "run", steps=1000).as_toml())
+    command = [sys.executable, "-m", "allocembed", "train", file]
+    process = subprocess.Popen(command, env=environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for_step(tmp_path / "run", 1, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == status, said
+    assert f"go on with: allocembed train {tmp_path}/run/train.toml --resume" in said
+    made = read_state(tmp_path / "run" / "state")["progress"]
+    assert made["step"] == len(lines(tmp_path / "run")) and not made["stopped_by"]
 
 
 def test_the_mean_of_the_weights_follows_them_and_is_what_is_kept(backbone, tmp_path):

@@ -39,6 +39,8 @@ class Progress:
     """Updates left out because their gradient was not finite."""
     seconds: float = 0.0
     """Time spent, over all its parts."""
+    stopped_by: int = 0
+    """The signal that ended it before its last step; 0 where none did, and in what is saved."""
 
 
 def whole_weights(policy: nn.Module) -> dict[str, Tensor]:

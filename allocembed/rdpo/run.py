@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from allocembed.rdpo.processes import Processes
 from allocembed.rdpo.trainer import Trainer, learning_rate
 
 BEST, STATE, CONFIG = "best", "state", "train.toml"
-GOES_ON, ASKED_TO_STOP, OUT_OF_TIME = 0, 1, 2
+GOES_ON, OUT_OF_TIME = 0, 128  # how a step ends; what is between them is the number of a signal to stop
 
 
 def train(
@@ -89,16 +89,19 @@ class Run:
             self._make_folder()
         if self.processes.first:
             self.log = Log(self.folder, self.config.steps, done=self.progress.step)
-        with ThreadPoolExecutor(max_workers=1) as host, stop_politely() as stop:
+        with ThreadPoolExecutor(max_workers=1) as host, stop_politely() as asked:
             try:
-                self._steps(host, stop)
+                self._steps(host, asked)
             finally:
                 self.log.close()
         if self.processes.first:
             self._report()
+        if self.progress.stopped_by:
+            # Whoever leaves with a status makes torchrun end the others, and the first may still be writing.
+            self.processes.wait()
         return self.progress
 
-    def _steps(self, host: ThreadPoolExecutor, stop: threading.Event) -> None:
+    def _steps(self, host: ThreadPoolExecutor, asked: Asked) -> None:
         config, progress, trainer = self.config, self.progress, self.trainer
         held = trainer.prepare(VALIDATION, 0)
         if not progress.step:
@@ -125,7 +128,7 @@ class Run:
             named = len(trainer.source.skipped)
             late = config.minutes and time.monotonic() - started > 60 * config.minutes
             # Clocks and signals differ between processes; what they do next must not.
-            ending = self.processes.largest(OUT_OF_TIME if late else ASKED_TO_STOP if stop.is_set() else GOES_ON)
+            ending = int(self.processes.largest(OUT_OF_TIME if late else asked.signal))
             last = progress.step == config.steps
             if progress.step % config.validate_every == 0 or last or ending == OUT_OF_TIME:
                 self._validate(held)
@@ -134,6 +137,7 @@ class Run:
             if self.on_step:
                 self.on_step(progress.step)
             if ending:
+                progress.stopped_by = ending if ending < OUT_OF_TIME and not last else 0
                 return
 
     def _validate(self, held: Any) -> None:
@@ -196,19 +200,26 @@ class Run:
             stderr.print(line, soft_wrap=True, markup=False)
 
 
-@contextmanager
-def stop_politely() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set, so that the step under way is finished and saved; a second one kills."""
-    event, before = threading.Event(), {}
+@dataclass
+class Asked:
+    """Whether somebody wants an end, and by which signal."""
 
-    def ask(number: int, _frame: object) -> None:
-        event.set()
+    signal: int = GOES_ON
+
+
+@contextmanager
+def stop_politely() -> Iterator[Asked]:
+    """Notes SIGTERM and Ctrl-C, so that the step under way is finished and saved; a second one kills."""
+    asked, before = Asked(), {}
+
+    def note(number: int, _frame: object) -> None:
+        asked.signal = asked.signal or number
         signal.signal(number, before[number])
 
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield event
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
