@@ -339,6 +339,28 @@ def test_out_and_resume_are_enough_to_go_on(folder, tmp_path):
     assert read_state(tmp_path / "run" / "state")["progress"]["step"] == 4
 
 
+def test_a_run_with_relative_paths_goes_on_from_another_folder(folder, tmp_path, monkeypatch):
+    noise = np.random.default_rng(0).integers(0, 255, (8, 6, 40, 56, 3), np.uint8)
+    for number, frames in enumerate(noise):
+        (tmp_path / "frames" / f"v{number}").mkdir(parents=True)
+        for index, frame in enumerate(frames):
+            Image.fromarray(frame).save(tmp_path / "frames" / f"v{number}" / f"{index}.png")
+    records = [{"video": f"v{number}", "caption": f"noise number {number}"} for number in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "model").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    given = {"data": "train.jsonl", "videos": "frames", "validation": 2, "budgets": "2f/6", "like_with_like": False}
+    config = small(Path("model"), Path("run"), **given, minutes=1e-6)
+    train(config)
+    stated = make_config({}, tmp_path / "run" / "train.toml")
+    found = [Path(path).relative_to(tmp_path) for path in (stated.data, stated.videos, stated.backbone)]
+    assert [*map(str, found)] == ["train.jsonl", "frames", "model"]
+    monkeypatch.chdir(folder)
+    assert train(replace(stated, minutes=0), resume=True).step == 4
+    monkeypatch.chdir(tmp_path)
+    assert train(config, resume=True).step == 4, "the options that it was started with are its own, too"
+
+
 def test_videos_that_can_not_be_found_are_an_error_before_anything_is_trained(folder, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(f'{{"video": "v{n}", "caption": "text {n}"}}' for n in range(9)))
     given = {"data": str(tmp_path / "train.jsonl"), "like_with_like": False}

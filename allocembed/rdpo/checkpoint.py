@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from allocembed.output import whole_file
 from allocembed.rdpo.config import FREE_TO_CHANGE, TrainConfig
+from allocembed.rdpo.paths import absolute_paths
 
 FILE = "state.pt"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -108,7 +109,8 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def check_config(saved: dict[str, Any], config: TrainConfig, folder: Path) -> None:
     """Refuses to go on with other options than the run had, but for those that change nothing it learns."""
-    now = config.as_dict()
+    # What was saved, too: an older version kept paths as they were given.
+    saved, now = absolute_paths(saved), absolute_paths(config.as_dict())
     differing = [name for name in now if name not in FREE_TO_CHANGE and saved.get(name) != now[name]]
     if differing:
         name = differing[0]

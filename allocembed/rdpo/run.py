@@ -27,6 +27,7 @@ from allocembed.rdpo.config import WORLD, TrainConfig
 from allocembed.rdpo.data import TRAINING, VALIDATION, Source, WorldSource
 from allocembed.rdpo.jsonl import JsonlSource
 from allocembed.rdpo.log import Log
+from allocembed.rdpo.paths import MODELS, PLACES, absolute_paths
 from allocembed.rdpo.processes import Processes
 from allocembed.rdpo.trainer import Trainer, learning_rate
 
@@ -42,6 +43,7 @@ def train(
     previewer: Previewer | None = None,
 ) -> Progress:
     """Trains an allocator as the config says; models that are loaded already may be given."""
+    config = replace(config, **absolute_paths({name: getattr(config, name) for name in (*PLACES, *MODELS)}))
     processes = Processes(config.device if backbone is None else backbone.device)
     if processes.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a new plan for every shape, and shapes are many here
