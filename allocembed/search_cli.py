@@ -202,7 +202,17 @@ def verify(index: IndexArgument) -> None:
     problems = find_problems(opened)
     for problem in problems:
         typer.echo(problem)
-    stderr.print(f"{len(opened.files())} files, {len(problems)} problems")
+    files = opened.files()
+    unread = [file for file in files if file["error"]]
+    stderr.print(f"{len(files)} files, {len(problems)} problems")
+    if unread:
+        again = f"allocembed index FOLDER --to {index} --retry-failed"
+        stderr.print(
+            f"{len(unread)} have no vectors, because they could not be read; once they are mended, run {escape(again)}",
+            soft_wrap=True,
+        )
+    for file in unread:
+        stderr.print(f"[red]left out[/red] {escape(file['path'])}: {escape(file['error'])}", soft_wrap=True)
     if problems:
         raise typer.Exit(1)
 

@@ -49,7 +49,9 @@ def test_info_ls_verify_and_export(place, tmp_path):
     assert len(run("index", "ls", place).stdout.splitlines()) == 4
     failed = run("index", "ls", place, "--failed").stdout.splitlines()
     assert len(failed) == 1 and "bad.mp4: not a video" in failed[0]
-    assert run("index", "verify", place).returncode == 0
+    verified = run("index", "verify", place)
+    assert verified.returncode == 0 and "4 files, 0 problems" in verified.stderr, "what can't be read is no fault of it"
+    assert re.search(r"1 have no vectors, .* --retry-failed\n.*bad.mp4: not a video", verified.stderr)
     assert run("index", "export", place, "--out", tmp_path / "all.npz").returncode == 0
     assert np.load(tmp_path / "all.npz")["vectors"].shape == (3, 32)
 
