@@ -132,7 +132,8 @@ def add(
     }
     given = {name: value for name, value in settings.items() if value is not None}
     where = {"device": device, "dtype": dtype, "compile": compile}
-    if exists(to):
+    new = not exists(to)
+    if not new:
         index = VideoIndex.open(to, **where, **given, **({"backbone": backbone} if backbone else {}))
     else:
         _check_sources(sources)
@@ -145,8 +146,12 @@ def add(
             spent = f"{rate:.1f} videos/s, {added.tokens:,} tokens"
             progress.update(task, completed=added.done, total=added.total, spent=spent)
 
-        added = index.add(sources, prune=prune, retry_failed=retry_failed, readers=readers, progress=show)
-    _print_added(added, to)
+        try:
+            added = index.add(sources, prune=prune, retry_failed=retry_failed, readers=readers, progress=show)
+        finally:
+            # An empty index would hold the next run to options with which nothing could be indexed.
+            discarded = new and index.discard_if_empty()
+    _print_added(added, "no index, because nothing could be indexed" if discarded else to)
     if added.failed:
         raise typer.Exit(1)
 

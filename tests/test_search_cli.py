@@ -64,6 +64,17 @@ def test_search_prints_a_table_or_json(place):
     assert json.loads(run("search", place, "a dog", "--min-score", 1, "--json").stdout) == []
 
 
+def test_a_budget_that_no_video_can_meet_leaves_no_index(place, tmp_path, qwen3_folder):
+    words = ["index", place.parent / "videos", "--to", tmp_path / "new", "--backbone", qwen3_folder]
+    result = run(*words, "--budget", 1)
+    assert result.returncode == 1 and "→ no index, because nothing could be indexed" in result.stderr, result.stderr
+    assert result.stderr.count("left out") == 4 and not (tmp_path / "new").exists()
+    assert run(*words).returncode == 1 and (tmp_path / "new").is_dir(), "another budget may follow"
+    (tmp_path / "empty").mkdir()
+    assert run("index", tmp_path / "empty", "--to", tmp_path / "new", "--prune").returncode == 0
+    assert (tmp_path / "new").is_dir(), "an index that was there stays"
+
+
 def test_files_can_be_taken_out(place, tmp_path):
     write_video(tmp_path / "more.mp4", 7)
     assert run("index", tmp_path / "more.mp4", "--to", place).returncode == 0

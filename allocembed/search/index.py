@@ -226,6 +226,14 @@ class VideoIndex:
             self.store.drop_videos(self.unused())
         return len(gone)
 
+    def discard_if_empty(self) -> bool:
+        """Removes the index where it holds no vectors; says whether it did."""
+        with self.store.locked():
+            empty = not self.store.count()
+            if empty:
+                self.store.discard()
+        return empty
+
     def unused(self) -> set[str]:
         """Videos whose file is not, or no longer, in the index."""
         return self.store.videos() - {row["video"] for row in self.store.file_rows()}

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +166,18 @@ class Store:
 
         parts = max(1, self.vectors.count_rows() // PARTITION)
         self.vectors.create_index("vector", config=IvfSq(distance_type="cosine", num_partitions=parts))
+
+    def discard(self) -> None:
+        """Takes the tables away; `about` goes first, so that an index half gone is none."""
+        lancedb, _ = _import_lancedb()
+        with storage_errors(self.uri, "the empty index cannot be removed"):
+            database = lancedb.connect(self.uri)
+            for name in ("about", "vectors", "files"):
+                database.drop_table(name)
+        if "://" not in self.uri:
+            (Path(self.uri) / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):  # what else is in there is not ours
+                Path(self.uri).rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
