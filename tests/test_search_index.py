@@ -142,6 +142,25 @@ def test_broken_files_are_left_out_with_their_reasons_and_tried_again_when_asked
     assert index.info()["failed"] == 1 and index.info()["videos"] == 9
 
 
+def test_links_that_lead_nowhere_are_named_and_those_whose_file_is_away_keep_their_vectors(index, folder, tmp_path):
+    (folder / "dead.mp4").symlink_to(tmp_path / "later.mp4")
+    first = index.add([folder])
+    assert [(Path(path).name, cause.split(";")[0]) for path, cause in first.failed] == [
+        ("dead.mp4", "a link to a file that is not there")
+    ]
+    again = index.add([folder], prune=True)
+    assert (again.skipped, again.missing, again.dropped, again.done) == (1, 0, 0, again.total)
+    write_video(tmp_path / "later.mp4", [picture(700 + frame) for frame in range(10)])
+    assert index.add([folder]).embedded == 1
+    (tmp_path / "later.mp4").rename(tmp_path / "away")
+    away = index.add([folder])
+    assert (away.failed, away.missing, index.info()["videos"]) == ([], 1, 10)
+    (tmp_path / "away").rename(tmp_path / "later.mp4")
+    assert index.add([folder]).unchanged == 10
+    (folder / "dead.mp4").unlink()
+    assert index.add([folder], prune=True).dropped == 1
+
+
 def test_vectors_without_their_file_are_used_and_not_made_again(index, folder):
     """A kill between the two commits leaves just that."""
     lost = index.files()[:4]

@@ -23,13 +23,15 @@ class Found:
     size: int
     changed: int
     """Nanoseconds, as the file system has them."""
+    dangling: bool = False
+    """Whether it is a link to a file that is not there."""
 
 
 def find_videos(sources: Iterable[str | Path]) -> list[Found]:
     """All videos in folders, by their suffix and in order, and the files that were named themselves.
 
     Hidden files and folders are passed over. A link is followed to a file but not to a folder, so that none is walked
-    in circles.
+    in circles; one that leads nowhere is found as such.
     """
     found: dict[str, Found] = {}
     for source in map(Path, sources):
@@ -40,8 +42,11 @@ def find_videos(sources: Iterable[str | Path]) -> list[Found]:
             try:
                 absolute.encode()
                 status = path.stat()
-            except (OSError, UnicodeEncodeError):
-                # A broken link, a file that went as we looked, or a name that is no text: nothing to embed.
+            except UnicodeEncodeError:
+                continue  # a name that is no text
+            except OSError:
+                if path.is_symlink():  # else it went as we looked
+                    found[absolute] = Found(absolute, 0, 0, dangling=True)
                 continue
             found[absolute] = Found(absolute, status.st_size, status.st_mtime_ns)
     return list(found.values())

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COMMIT_VIDEOS = 16
 COMMIT_SECONDS = 5.0  # at most so much work is done anew after a kill
+DANGLING = "a link to a file that is not there; bring the file back, or remove the link"
 LONGEST_QUERY = 2000  # characters: more than any sentence, less than anything that would take long to embed
 Progress = Callable[["Added"], None]
 
@@ -148,7 +149,6 @@ class VideoIndex:
         with self.store.locked():
             added = Added()
             found = find_videos(sources)
-            added.total = len(found)
             run = _Run(self, added, progress or (lambda _: None), started)
             run.sort_out(found, retry_failed)
             run.embed(readers)
@@ -310,24 +310,30 @@ class _Run:
 
     def sort_out(self, found: Sequence[Found], retry_failed: bool) -> None:
         """Decides for every file whether it is unchanged, moved, or to be embedded."""
+        # A link whose file is away keeps its vectors, as a file on an unplugged disk does.
+        found = [file for file in found if not (file.dangling and self._has_vectors(self.known.get(file.path)))]
+        self.added.total = len(found)
         rows = []
         for file in found:
             old = self.known.get(file.path)
             same = old is not None and (old["size"], old["changed"]) == (file.size, file.changed)
             if same and old["error"] and not retry_failed:
                 self.added.skipped += 1
-            elif same and not old["error"] and old["video"] in self.videos:
+            elif same and self._has_vectors(old):
                 self.added.unchanged += 1
             else:
                 rows += self._look_into(file, old)
             self.tell()
         self.store.put_files(rows)
 
+    def _has_vectors(self, row: dict | None) -> bool:
+        return row is not None and not row["error"] and row["video"] in self.videos
+
     def _look_into(self, file: Found, old: dict | None) -> list[dict]:
         try:
             video = fingerprint(file.path)
         except OSError as error:
-            cause = f"cannot be read ({error.strerror}); check its permissions"
+            cause = DANGLING if file.dangling else f"cannot be read ({error.strerror}); check its permissions"
             self.added.failed.append((file.path, cause))
             return [_file_row(file, "", error=cause)]
         if video not in self.videos:
@@ -392,7 +398,7 @@ class _Run:
     def sweep(self, prune: bool) -> None:
         """Drops files that are gone, where asked to, and vectors that no file needs any more."""
         files = self.store.file_rows()
-        gone = [row["path"] for row in files if not Path(row["path"]).is_file()]
+        gone = [row["path"] for row in files if _is_gone(row)]
         # A file that was moved is known by its content under its new name; its old name says nothing any more.
         kept = {row["video"] for row in files if row["path"] not in set(gone)}
         moved = [row["path"] for row in files if row["path"] in set(gone) and row["video"] in kept and not row["error"]]
@@ -401,6 +407,12 @@ class _Run:
         self.added.dropped = len(gone) - len(moved) if prune else 0
         self.added.missing = 0 if prune else len(gone) - len(moved)
         self.store.drop_videos(self.index.unused())
+
+
+def _is_gone(row: dict) -> bool:
+    """Whether a file has left the disk; a link that never led to a video is listed as long as the link is there."""
+    path = Path(row["path"])
+    return not path.is_file() and not (row["error"] and path.is_symlink())
 
 
 def _file_row(file: Found, video: str, **shape: Any) -> dict:
