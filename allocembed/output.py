@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's share of it
 
 
 @contextmanager
@@ -15,18 +18,35 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     Several runs may write the same file at a time: each has its own scratch, and the last to finish wins.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    os.close(handle)
-    scratch = Path(name)
+    with _naming(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+        os.close(handle)
+        scratch = Path(name)
+        try:
+            yield scratch
+            # Scratch files are private; the finished one gets the permissions of any other new file.
+            umask = os.umask(0)
+            os.umask(umask)
+            scratch.chmod(0o666 & ~umask)
+            scratch.replace(path.resolve())
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Says which file a full disk has no room for: the system's own message doesn't."""
     try:
-        yield scratch
-        # Scratch files are private; the finished one gets the permissions of any other new file.
-        umask = os.umask(0)
-        os.umask(umask)
-        scratch.chmod(0o666 & ~umask)
-        scratch.replace(path.resolve())
-    finally:
-        scratch.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise OSError(_cannot_write(path, error)) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    remedy = "make room there, or choose another place" if error.errno in FULL else "choose another place"
+    return f"cannot write {path}: {error.strerror}; {remedy}"
 
 
 def make_room(path: Path) -> Path:
@@ -37,7 +57,7 @@ def make_room(path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; choose another place") from error
+        raise ValueError(_cannot_write(path, error)) from error
     os.close(handle)
     Path(name).unlink()
     return path

@@ -221,6 +221,10 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path, folder, embedder):
     if mount.returncode:
         pytest.skip("mounting a small disk needs root")
     try:
+        (disk / "filler").write_bytes(b"x" * _free(disk))
+        with pytest.raises(SearchError, match=r"cannot make the index, .*: its disk is full: make room"):
+            create(disk / "index", embedder)
+        (disk / "filler").unlink()
         index = create(disk / "index", embedder)
         index.add([folder / "v0.mp4"])
         (disk / "filler").write_bytes(b"x" * (_free(disk) - 4096))

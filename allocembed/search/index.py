@@ -13,7 +13,7 @@ import numpy as np
 from allocembed.search.errors import SearchError
 from allocembed.search.files import Found, find_videos, fingerprint
 from allocembed.search.settings import PLAIN, Settings
-from allocembed.search.store import COLUMNS, Store, exists, quote
+from allocembed.search.store import COLUMNS, Store, discard, exists, quote
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
@@ -231,7 +231,7 @@ class VideoIndex:
         with self.store.locked():
             empty = not self.store.count()
             if empty:
-                self.store.discard()
+                discard(self.store.uri)
         return empty
 
     def unused(self) -> set[str]:

@@ -57,12 +57,17 @@ class Store:
     def create(cls, uri: str, settings: Settings) -> Store:
         """Makes an empty index; `about` comes last, so that one made by halves is none."""
         lancedb, pa = _import_lancedb()
-        with storage_errors(uri, "cannot make the index"):
-            database = lancedb.connect(uri)
-            schemas = _schemas(pa, len(settings.probe))
-            for name, schema in schemas.items():
-                database.create_table(name, schema=schema, mode="overwrite")
-            database.create_table("about", [{"settings": settings.as_json()}], mode="overwrite")
+        try:
+            with storage_errors(uri, "cannot make the index"):
+                database = lancedb.connect(uri)
+                schemas = _schemas(pa, len(settings.probe))
+                for name, schema in schemas.items():
+                    database.create_table(name, schema=schema, mode="overwrite")
+                database.create_table("about", [{"settings": settings.as_json()}], mode="overwrite")
+        except SearchError:
+            with suppress(SearchError):  # what is in the way of making it may be in the way of this, too
+                discard(uri)
+            raise
         return cls.open(uri)
 
     @classmethod
@@ -167,18 +172,6 @@ class Store:
         parts = max(1, self.vectors.count_rows() // PARTITION)
         self.vectors.create_index("vector", config=IvfSq(distance_type="cosine", num_partitions=parts))
 
-    def discard(self) -> None:
-        """Takes the tables away; `about` goes first, so that an index half gone is none."""
-        lancedb, _ = _import_lancedb()
-        with storage_errors(self.uri, "the empty index cannot be removed"):
-            database = lancedb.connect(self.uri)
-            for name in ("about", "vectors", "files"):
-                database.drop_table(name)
-        if "://" not in self.uri:
-            (Path(self.uri) / LOCK).unlink(missing_ok=True)
-            with suppress(OSError):  # what else is in there is not ours
-                Path(self.uri).rmdir()
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps a second run from indexing into the same folder; a killed run holds no lock."""
@@ -201,6 +194,19 @@ class Store:
             os.close(handle)
 
 
+def discard(uri: str) -> None:
+    """Takes an index away, or what there is of it; `about` goes first, so that one half gone is none."""
+    lancedb, _ = _import_lancedb()
+    with storage_errors(uri, "the empty index cannot be removed"):
+        database = lancedb.connect(uri)
+        for name in ("about", "vectors", "files"):
+            database.drop_table(name, ignore_missing=True)
+    if "://" not in uri:
+        with suppress(OSError):  # what else is in there is not ours
+            (Path(uri) / LOCK).unlink(missing_ok=True)
+            Path(uri).rmdir()
+
+
 def exists(uri: str) -> bool:
     """Whether there is a whole index."""
     lancedb, _ = _import_lancedb()
@@ -219,16 +225,22 @@ def storage_errors(uri: str, cause: str) -> Iterator[None]:
         raise
     except (OSError, RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())
+        kept = "what was indexed before is kept"
+        if any(sign in said.lower() for sign in _FULL):
+            # LanceDB says it in many words, most of them about itself.
+            raise SearchError(
+                f"{cause}, {uri}: its disk is full: make room and run the same command again, or choose another place "
+                f"with --to; {kept}"
+            ) from error
         remedy = "check that it is an index, its permissions, and the space on its disk"
         for sign, words in _REMEDIES.items():
             if sign in said.lower():
                 remedy = words
-        raise SearchError(f"{cause}, {uri} ({said[:200]}): {remedy}; what was indexed before is kept") from error
+        raise SearchError(f"{cause}, {uri} ({said[:200]}): {remedy}; {kept}") from error
 
 
+_FULL = ("no space", "storage full", "quota exceeded")
 _REMEDIES = {
-    "no space": "its disk is full: make room and run the same command again",
-    "storage full": "its disk is full: make room and run the same command again",
     "permission denied": "it is read-only: check its permissions",
     "read-only": "it is read-only: check its permissions",
 }
