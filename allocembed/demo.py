@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +97,9 @@ def run_demo(
         step.done(f"the methods beside each other, on {3 * sample} other videos:\n")
     note = f"{sample} of every {nano.VIDEOS} videos: a taste; allocembed eval nano is the measure"
     console.print(report.rich_table(rows, nano.LAYOUT, note))
-    console.print(_NEXT.format(seconds=time.monotonic() - started), soft_wrap=True)
+    missing = any(find_spec(name) is None for name in ("lancedb", "pyarrow", "fastapi", "uvicorn"))
+    first = escape("pip install -e '.[search]' && ") if missing else ""
+    console.print(_NEXT.format(seconds=time.monotonic() - started, first=first), soft_wrap=True)
     return answers
 
 
@@ -190,6 +193,6 @@ def _fingerprint(timelines: world.Timelines) -> str:
 
 _NEXT = """
 All of it in {seconds:.0f} s. Next, your own videos, with a full-size model (downloaded on first use):
-  [bold]allocembed index ~/Videos --to videos.index && allocembed serve videos.index[/bold]   search them in a browser
+  [bold]{first}allocembed index ~/Videos --to videos.index && allocembed serve videos.index[/bold]   search in a browser
   [bold]allocembed embed talk.mp4 holiday.mov --backbone qwen3-vl-embedding-2b --out vectors.npz[/bold]
   [bold]allocembed allocate talk.mp4 --backbone qwen3-vl-embedding-2b --html film.html[/bold]"""

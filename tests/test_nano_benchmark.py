@@ -341,6 +341,15 @@ def test_the_demo_runs_from_nothing_and_again_from_what_is_there(folder, small_f
     assert [answer.found for answer in same] == [answer.found for answer in answers]
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_demo_says_what_search_needs_only_where_it_is_missing(folder, small_films, tmp_path, monkeypatch, missing):
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if missing and name == "lancedb" else object())
+    console = Console(file=io.StringIO(), width=100)
+    demo.run_demo(tmp_path, str(folder), videos=2, sample=2, device="cpu", console=console)
+    said = console.file.getvalue()
+    assert ("  pip install -e '.[search]' && allocembed index" in said) == missing and "allocembed index" in said
+
+
 def test_the_demo_shows_the_shipped_allocator_beside_the_others(folder, small_films, tmp_path, monkeypatch):
     from allocembed.backbones import loading
 
