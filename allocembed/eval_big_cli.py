@@ -321,6 +321,9 @@ def _load(name: str, wish: Wish, processes: Processes) -> tuple[Backbone, dict[s
     from allocembed.backbones import load_backbone
 
     backbone = load_backbone(name, device=processes.device, dtype=wish.dtype)
+    if backbone.notice and processes.first:
+        stderr.print(backbone.notice, soft_wrap=True, markup=False)
+    backbone.notice = None  # else every method would say it at every task
     found = allocators_by_label(wish.methods, backbone)
     if wish.transfer and len(found) < 2:
         raise ValueError(f"there is no allocator to compare with Base on {name}: write --methods base,FOLDER_OR_HUB_ID")

@@ -20,6 +20,7 @@ from allocembed.benchmarks import comparison, longret, mmeb_v2, paper
 from allocembed.benchmarks.runner import evaluate
 from allocembed.benchmarks.store import Store, video_digest, video_store
 from allocembed.benchmarks.tasks import Task
+from allocembed.budget import BudgetError
 from allocembed.cli import app
 from allocembed.eval_big_cli import ALL_SUBSETS, ALL_TASKS
 from tests.datasets_on_disk import NEW, write_frames, write_lines, write_questions, write_retrieval
@@ -245,6 +246,15 @@ def test_wrong_options_are_named_before_any_model_is_loaded(words, message, data
     assert result.exit_code in (1, 2) and message in f"{result.exception} {result.output}"
 
 
+def test_a_budget_that_can_not_be_kept_is_said_as_such(qwen2_folder, data, tmp_path):
+    result = run(
+        *("eval", "mmeb-v2", "--data", data, "--methods", "base,uniform", "--tasks", "MSR-VTT", "--budget", 1),
+        *("--backbone", qwen2_folder, "--cache", tmp_path / "c", "--out", tmp_path / "o", "--device", "cpu"),
+    )
+    assert isinstance(result.exception, BudgetError)
+    assert re.search(r"base can't keep the budget: .* The smallest budget that would do is", str(result.exception))
+
+
 def test_two_processes_equal_one_and_a_killed_run_goes_on(qwen2_folder, data, tmp_path):
     words = ["eval", "mmeb-v2", "--data", data, "--tasks", "MSR-VTT,NExTQA", "--methods", "base,uniform"]
     words += ["--backbone", qwen2_folder, *WORDS]
@@ -288,7 +298,7 @@ def toy_world(tmp_path_factory) -> Path:
     return root
 
 
-def test_the_bundled_model_and_its_allocator_really_retrieve(toy_world, tmp_path):
+def test_the_bundled_model_and_its_allocator_really_retrieve(toy_world, tmp_path, caplog):
     result = run(
         *("eval", "mmeb-v2", "--data", toy_world, "--tasks", "MSR-VTT", "--methods", "base,learned", "--json"),
         *("--backbone", "nano-qwen3", "--cache", tmp_path / "c", "--out", tmp_path / "o", "--device", "cpu"),
@@ -297,6 +307,8 @@ def test_the_bundled_model_and_its_allocator_really_retrieve(toy_world, tmp_path
     found = {row["method"]: row for row in json.loads(result.stdout)["results"][0]["rows"]}
     assert found["learned"]["hit@1"] >= 75 > 100 / 8 and found["learned"]["cost"] <= 1
     assert found["learned"]["over_budget"] == found["base"]["over_budget"] == 0
+    told = result.stderr + caplog.text
+    assert told.count("knows only its own toy world") == 1, "two methods, one notice"
 
 
 def test_longret_names_its_subsets():

@@ -18,6 +18,7 @@ from allocembed.backbones.base import LONGEST_TEXT
 from allocembed.benchmarks.metrics import Row, hits, measure
 from allocembed.benchmarks.store import Entry, Store, make_key, text_store, video_digest, video_store
 from allocembed.benchmarks.tasks import Task, instruction_for, score_options
+from allocembed.budget import BudgetError
 from allocembed.embedder import AllocEmbed, Failure
 from allocembed.rdpo.processes import Processes
 
@@ -189,6 +190,8 @@ def _embed_videos(
     results = embedder.stream(sources, texts, instruction=wanted.instruction, batch=batch)
     for key, result in zip(left, results, strict=True):
         if isinstance(result, Failure):
+            if isinstance(result.error.__cause__, BudgetError):  # the settings are at fault, not the file
+                raise BudgetError(f"{wanted.label} can't keep the budget: {result.error}")
             failures[key] = str(result.error)
         else:
             store.add(key, Entry.of(result))
