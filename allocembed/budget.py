@@ -82,6 +82,15 @@ class Budget:
         """Frames that Base embeds under this budget."""
         return BASE_FRAMES if self.frames is None else self.frames
 
+    @property
+    def unit(self) -> str:
+        """What costs are relative to under this budget, for whoever prints them.
+
+        >>> Budget.parse("16f").unit, Budget.parse("2048").unit
+        ('1.000× = 16 frames at native size', '1.000× = 8 frames at native size')
+        """
+        return f"1.000× = {self.base_frames} frames at native size"
+
     def tokens(self, native: Grid, available: int) -> int:
         """Tokens this budget allows a video of `available` frames whose native grid is `native`."""
         return base_cost(native, self.base_frames, available) if self.limit is None else self.limit

@@ -182,9 +182,11 @@ add_search(app)
 def _print_allocation(clip, allocation) -> None:
     from rich.table import Table
 
-    from allocembed.film import format_time
+    from allocembed.film import base_frames, format_time
 
-    table = Table(title=f"{allocation.cost:,} of {allocation.budget:,} tokens, {allocation.relative_cost:.3f}× Base")
+    spent = f"{allocation.cost:,} of {allocation.budget:,} tokens"
+    base = f"{base_frames(clip, allocation)} frames at native size"
+    table = Table(title=f"{spent}, {allocation.relative_cost:.3f}× Base", caption=f"1.000× = {base}")
     for heading in ("time", "scale", "grid", "tokens"):
         table.add_column(heading, justify="right")
     table.add_column("")

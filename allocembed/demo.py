@@ -95,7 +95,8 @@ def run_demo(
         methods = METHODS if embedder.allocator.name in METHODS else [*METHODS, embedder.allocator]
         rows = nano.evaluate(model, methods, limit=sample, progress=step.count)
         step.done(f"the methods beside each other, on {3 * sample} other videos:\n")
-    note = f"{sample} of every {nano.VIDEOS} videos: a taste; allocembed eval nano is the measure"
+    taste = f"{sample} of every {nano.VIDEOS} videos: a taste; allocembed eval nano is the measure"
+    note = f"{taste}\n{embedder.budget.unit}"
     console.print(report.rich_table(rows, nano.LAYOUT, note))
     missing = any(find_spec(name) is None for name in ("lancedb", "pyarrow", "fastapi", "uvicorn"))
     first = escape("pip install -e '.[search]' && ") if missing else ""

@@ -255,7 +255,8 @@ def _tables(wish: Wish, tasks: Sequence[Task], processes: Processes) -> None:
                 batch=wish.batch,
                 progress=progress,
             )
-        found.append(Comparison(wish.benchmark, name, title, results.outcomes, results.failures))
+        unit = wish.settings["budget"].unit
+        found.append(Comparison(wish.benchmark, name, title, results.outcomes, results.failures, notes=(unit,)))
         if wish.html and processes.first:
             from allocembed.benchmarks.page import examples
 
@@ -269,7 +270,7 @@ def _tables(wish: Wish, tasks: Sequence[Task], processes: Processes) -> None:
     if wish.transfer:
         lines = campaign.transfer_lines(found)
         title = f"{wish.benchmark.name}: gain over Base in points of Hit@1, and cost"
-        written["transfer.md"] = report.markdown_table(title, lines)
+        written["transfer.md"] = report.markdown_table(title, lines, wish.settings["budget"].unit)
         listed["transfer"] = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
     plots = []
     if all(len(each.summaries) > 1 and any(s.method == "base" for s in each.summaries) for each in found):

@@ -110,7 +110,7 @@ def nano(
     for title, backbone in models.items():
         with _progress(title) as progress:
             results[title] = run(backbone, progress=progress)
-    note = _note(limit, seed)
+    note = f"{_note(limit, seed)}; {settings['budget'].unit}"
     if sweep:
         _show_sweeps(results, note, as_json, markdown or out / f"{PLOT}.md", out / PLOT)
     else:

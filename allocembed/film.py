@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from allocembed.budget import SCALE_RANGE, Allocation, Grid
+from allocembed.budget import FRAMES_PER_CHUNK, SCALE_RANGE, Allocation, Grid
 from allocembed.output import whole_file
 from allocembed.resize import resize
 from allocembed.video import Clip
@@ -54,6 +54,11 @@ def as_json(clip: Clip, allocation: Allocation) -> dict:
             for frames, scale, grid in zip(allocation.frames, allocation.scales, allocation.grids, strict=True)
         ],
     }
+
+
+def base_frames(clip: Clip, allocation: Allocation) -> int:
+    """Native frames that cost as much as Base; an odd one costs as much as two."""
+    return min(FRAMES_PER_CHUNK * allocation.base_cost // allocation.native.tokens, clip.total)
 
 
 def format_time(seconds: float, *, tenths: bool = False) -> str:
@@ -212,7 +217,8 @@ def _draw_budget(draw: ImageDraw.ImageDraw, film: _Film) -> None:
     over = allocation.cost > allocation.budget
     colour = _ALARM if over else _TEXT
     draw.text((left, 150), f"{allocation.cost:,} {film.limit}", colour, _font(22, bold=True), anchor="ls")
-    draw.text((right, 150), f"= {allocation.relative_cost:.3f}× Base", _TEXT, _font(22), anchor="rs")
+    base = f"Base, {base_frames(film.clip, allocation)} native frames"
+    draw.text((right, 150), f"= {allocation.relative_cost:.3f}× {base}", _TEXT, _font(22), anchor="rs")
     unit = (right - left) / max(allocation.cost, allocation.budget)
     end = left + round(allocation.budget * unit)
     draw.rectangle((left, 164, end - 1, 185), _TRACK)
@@ -300,6 +306,7 @@ def save_html(
         limit=film.limit,
         relative=f"{allocation.relative_cost:.3f}×",
         base=f"{allocation.base_cost:,}",
+        base_frames=base_frames(clip, allocation),
         state="over" if allocation.cost > allocation.budget else "within",
         mark=f"{100 * min(1, allocation.budget / allocation.cost):.3f}",
         segments="".join(

@@ -163,6 +163,7 @@ def test_the_command_writes_results_beside_the_papers(qwen2_folder, data, tmp_pa
     table = (tmp_path / "out" / "results.md").read_text()
     assert "| *paper* | *28.30* | *20.92* |" in table and "Full Resolution†" in table
     latex = (tmp_path / "out" / "results.tex").read_text()
+    assert "1.000× = 2 frames at native size" in table and r"1.000$\times$ = 2 frames at native size" in latex
     rows = [line for line in latex.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
     assert {line.count(" & ") for line in rows} == {4} and r"\textit{28.30}" in latex
     assert latex.count(r"\begin") == latex.count(r"\end") and "×" not in latex
@@ -196,7 +197,9 @@ def test_sweeps_write_curves_and_plots(over, places, qwen2_folder, data, tmp_pat
     (found,) = json.loads(result.stdout)["results"]
     assert [point["x"] for point in found["curves"]["uniform"]] == places
     assert all(point["cost"] <= 1 and not point["over_budget"] for point in found["curves"]["uniform"])
-    assert "only the first 2 of 6 queries" in (tmp_path / "out" / f"sweep_{over}.md").read_text()
+    table = (tmp_path / "out" / f"sweep_{over}.md").read_text()
+    unit = {"frames": "8 frames at native size", "budgets": "as many frames at native size as the budget says"}[over]
+    assert "only the first 2 of 6 queries" in table and f"- 1.000× = {unit}" in table
     assert "<svg" in (tmp_path / "out" / f"sweep_{over}.svg").read_text()
     assert Image.open(tmp_path / "out" / f"sweep_{over}.png").width > 600
 
@@ -211,7 +214,8 @@ def test_the_transfer_table_has_every_backbone_beside_the_paper(qwen2_folder, qw
     lines = json.loads(result.stdout)["transfer"]
     assert [line["model"] for line in lines] == [qwen2_folder.name, qwen3_folder.name]
     assert all(re.fullmatch(r"[+-]\d+\.\d\d", line["gain"]) for line in lines)
-    assert "paper's gain" in (tmp_path / "out" / "transfer.md").read_text()
+    table = (tmp_path / "out" / "transfer.md").read_text()
+    assert "paper's gain" in table and "1.000× = 2 frames at native size" in table
 
 
 def test_the_page_shows_what_was_found_and_what_should_have_been(qwen2_folder, data, tmp_path):

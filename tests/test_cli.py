@@ -116,7 +116,7 @@ def test_allocate_draws_the_filmstrip(videos, tmp_path, qwen2_folder):
     )
     assert result.returncode == 0, result.stderr
     assert Image.open(png).width == 1600 and "one.mp4" in html.read_text()
-    assert "tokens" in result.stdout
+    assert "tokens" in result.stdout and "1.000× = 8 frames at native size" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,13 @@ def test_json_holds_the_totals_and_every_chunk_in_order():
     assert json.loads(json.dumps(written)) == written
 
 
+@pytest.mark.parametrize(("budget", "total", "frames"), [("16f", 120, 16), ("64", 120, 8), ("8f", 5, 5), ("8f", 1, 1)])
+def test_base_is_named_by_the_frames_it_costs(budget, total, frames):
+    clip = replace(make_clip(1), total=total)
+    allocation = load_allocator("base").allocate(clip, NATIVE, Budget.parse(budget))
+    assert film.base_frames(clip, allocation) == frames
+
+
 @pytest.mark.parametrize("method", ["base", "full", "uniform", "content", "select"])
 def test_every_allocator_can_be_drawn(method, tmp_path):
     clip = make_clip(12)
@@ -58,6 +66,7 @@ def test_every_allocator_can_be_drawn(method, tmp_path):
     assert saved_png(tmp_path, clip, allocation, method=method, factor=32).width == 1600
     page = saved_html(tmp_path, clip, allocation, method=method, factor=32)
     assert ("over the budget" in page) == (allocation.cost > allocation.budget)
+    assert "Base, 4 frames at native size, costs 24 tokens" in page
 
 
 def test_scale_colours_run_from_dark_to_light_and_stop_at_the_ends():

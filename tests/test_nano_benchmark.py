@@ -247,6 +247,8 @@ def test_the_command_prints_the_promised_json_and_nothing_else(folder, tmp_path)
     assert result.exit_code == 0, result.output
     assert "only the first 2 of every 500" in table.read_text() and "seed 3" in table.read_text()
     assert "NanoRet, nano-tiny" in result.stdout and "2.000×" in result.stdout
+    for shown in (table.read_text(), " ".join(result.stdout.split())):
+        assert "1.000× = 2 frames at native size" in shown
 
 
 def test_learned_allocators_are_measured_by_their_folders(folder, tmp_path):
@@ -333,6 +335,7 @@ def test_the_demo_runs_from_nothing_and_again_from_what_is_there(folder, small_f
     assert all(len(answer.found) == 3 for answer in answers)
     assert f"{sum(answer.right for answer in answers)} of 3 sentences" in said
     assert "toy-01.mp4" in (tmp_path / "film.html").read_text()
+    assert "1.000× = 8 frames at native size" in said
     assert "NanoRet" in said and "allocembed embed" in said and str(tmp_path / "videos")[:20] in said
 
     written = [film.stat().st_mtime_ns for film in films]

@@ -20,6 +20,7 @@ from allocembed.benchmarks.paper import TRANSFER
 from allocembed.benchmarks.report import TITLES, Layout, summarise
 from allocembed.benchmarks.runner import Outcome, Progress, Results, evaluate
 from allocembed.benchmarks.tasks import Task
+from allocembed.budget import Budget
 from allocembed.embedder import AllocEmbed
 from allocembed.rdpo.processes import Processes
 
@@ -47,6 +48,8 @@ class Sweep:
     curves: dict[str, list[Point]]
     outcomes: list[Outcome]
     failures: list[str]
+    unit: str
+    """What a cost of 1.000× is."""
 
 
 def sweep(
@@ -77,7 +80,10 @@ def sweep(
     for summary in summarise(results.rows, Layout("", {AVERAGE: names}, {name: name for name in names})):
         label, x = places[summary.method]
         curves[label].append(Point(x, summary.averages[AVERAGE], summary.cost, summary.over_budget))
-    return Sweep(over, title, curves, results.outcomes, results.failures)
+    unit = "1.000× = as many frames at native size as the budget says"
+    if over == "frames":
+        unit = Budget.parse(settings.get("budget", "8f")).unit
+    return Sweep(over, title, curves, results.outcomes, results.failures, unit)
 
 
 def run(
@@ -111,8 +117,9 @@ def sweep_markdown(found: Sweep, benchmark: str) -> str:
     for method, curve in found.curves.items():
         lines.append([TITLES.get(method, method), *(f"{point.hit1:.2f}" for point in curve)])
         lines.append(["its cost", *(f"{point.cost:.3f}×" for point in curve)])
-    notes = dict.fromkeys(f"- {o.task.name}: {note}" for o in found.outcomes for note in o.task.notes)
-    return report.markdown_table(f"{benchmark}, {found.backbone}: mean Hit@1 in percent", lines, "\n".join(notes))
+    notes = [found.unit, *(f"{o.task.name}: {note}" for o in found.outcomes for note in o.task.notes)]
+    listed = "\n".join(f"- {note}" for note in dict.fromkeys(notes))
+    return report.markdown_table(f"{benchmark}, {found.backbone}: mean Hit@1 in percent", lines, listed)
 
 
 def transfer_lines(comparisons: Sequence[Comparison]) -> list[list[str]]:

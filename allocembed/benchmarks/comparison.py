@@ -214,5 +214,6 @@ def _escape(text: str) -> str:
     >>> print(_escape("100 % of a_b {c}"))
     100 \\% of a\\_b \\{c\\}
     """
-    signs = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "…": r"\dots{}"}
+    signs = {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    signs |= {"\\": r"\textbackslash{}", "…": r"\dots{}", "×": r"$\times$"}
     return text.translate(str.maketrans(signs))
