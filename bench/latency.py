@@ -191,7 +191,9 @@ class Bench:
         chunks = as_chunks(self.frames)
         small = allocator.previewer.shrink(send(chunks, self.device)).cpu()
         small = small.pin_memory() if self.device.type == "cuda" else small
-        self.time(f"{kind}: previews to scales", lambda _: allocator.weigh(small, "What happens here?"))
+        self.time(f"{kind}: previews to scales", lambda _: allocator.weigh(small))
+        asked = "What happens here?"
+        self.time(f"{kind}: previews and a question to scales", lambda _: allocator.weigh(small, asked), samples=20)
         self.time(f"{kind}: frames on the device to scales", lambda _: allocator.actions(self.on_device))
         self.time(f"{kind}: frames on the host to scales", lambda _: allocator.actions(self.frames))
         if replay := getattr(allocator, "_replay", None):
@@ -316,7 +318,7 @@ def main() -> None:
         bench.backbone_parts()
         bench.rate_part(peak)
         smol = smol or make_allocator(make_smol(device, bench.eager.dtype, tiny=options.tiny), tiny=options.tiny)
-        preview = make_allocator(BackbonePreview(bench.fast), tiny=options.tiny)
+        preview = make_allocator(BackbonePreview(bench.fast, summary=True), tiny=options.tiny)
         for kind, allocator in (("self-preview", preview), ("smolvlm2", smol)):
             bench.allocator_parts(kind, allocator)
         bench.closeness_part()

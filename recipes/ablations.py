@@ -1,6 +1,6 @@
 """The paper's ablation of RDPO's training signal, retrained in the nano world, and our two choices beside it.
 
-    python recipes/ablations.py --out out/ablations --steps 60 --jobs 10
+    python recipes/ablations.py --out out/ablations --jobs 10
 
 Seven rows as in the paper's table 2, then `soft` against projected rollouts and the mean-scale cost against tokens. All
 rows start from the same weights and see the same examples in the same order; each is one option away from the first.
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="nano-qwen3", help="nano-qwen3, or a folder that holds it")
     parser.add_argument("--rows", default="all", help="paper, ours, all, or names separated by semicolons")
     parser.add_argument("--soft", action="store_true", help="all rows with soft rollouts and cost by scale")
-    parser.add_argument("--steps", type=int, default=400, help="of every row")
+    parser.add_argument("--steps", type=int, default=40, help="of every row")
     parser.add_argument("--minutes", type=float, default=0.0, help="the most one row's training may take; 0: no limit")
     parser.add_argument("--limit", type=int, default=150, help="videos of each set in the evaluation")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,9 +1,9 @@
 """Trains the allocator of the nano backbones by RDPO, with nano-qwen3 alone, and checks it on fresh videos.
 
-    python recipes/nano_allocator.py --out out/allocator --minutes 7
+    python recipes/nano_allocator.py --out out/allocator --set seed=4      # what is shipped
 
-One GPU; `--tiny` runs a miniature of it on a CPU, with an untrained backbone. All settings are those of the preset
-`nano` (`allocembed train --help`); `--set learning_rate=1e-3` changes one. The run folder is that of
+One GPU, a few minutes; `--tiny` runs a miniature of it on a CPU, with an untrained backbone. All settings are those of
+the preset `nano` (`allocembed train --help`); `--set learning_rate=1e-3` changes one. The run folder is that of
 `allocembed train`, and `--resume` goes on with it. What is shipped goes to OUT/nano-allocator: the best checkpoint in
 validation, in bfloat16, with a card. The check draws test videos of its own, never the shipped ones of NanoRet.
 """

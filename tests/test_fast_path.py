@@ -195,11 +195,11 @@ def test_compiled_blocks_give_the_same_vectors_and_one_graph_serves_all_sizes(fo
 
 
 def test_without_a_graph_the_allocator_works_as_it_is_and_says_so_once(caplog):
-    replay = Replay(lambda prepared, one, two: one * prepared + two, lambda one, two: len(one))
-    replay._capture = lambda inputs: (_ for _ in ()).throw(RuntimeError("no graphs here"))
+    replay = Replay(lambda prepared, one, two: one * prepared + two, lambda kind, one, two: kind * len(one))
+    replay._capture = lambda kind, inputs: (_ for _ in ()).throw(RuntimeError("no graphs here"))
     with caplog.at_level("WARNING", logger="allocembed"):
         for _ in range(3):
-            assert replay(torch.ones(3), torch.ones(3)).tolist() == [4.0] * 3
+            assert replay(2, torch.ones(3), torch.ones(3)).tolist() == [7.0] * 3
     assert caplog.text.count("no graphs here") == 1
 
 
@@ -234,8 +234,9 @@ def test_cuda_cuts_the_patches_of_the_cpu(backbone):
 @pytest.mark.parametrize("kind", ["backbone", "smolvlm2"])
 def test_cuda_plans_by_a_graph_what_it_plans_without_one(kind, folder, smol_folder):
     source = str(smol_folder if kind == "smolvlm2" else folder)
-    previewer = load_previewer(kind, source, device="cuda", dtype="bfloat16")
-    module = FrameModuleConfig(previewer.visual_width, previewer.text_width, width=48, heads=4)
+    previewer = load_previewer(kind, source, device="cuda", dtype="bfloat16", summary=kind == "backbone")
+    widths = previewer.visual_width, previewer.text_width
+    module = FrameModuleConfig(*widths, width=48, heads=4, summary=previewer.summary)
     torch.manual_seed(0)
     learned = Learned(ScalePolicy(PolicyConfig(module, kind, source)), previewer)
     for count, text in ((12, "what?"), (7, None), (12, "a much longer question than the first one " * 4)):

@@ -17,8 +17,11 @@ def module(request) -> FrameModule:
 
 
 def inputs(chunks: int = 6, words: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two videos; nothing is asked about the second, whose text ends in what it begins with."""
     torch.manual_seed(1)
-    return torch.randn(2, chunks, 4, 12), torch.randn(2, words, 12)
+    text = torch.randn(2, words, 12)
+    text[1, -1] = text[1, 0]
+    return torch.randn(2, chunks, 4, 12), text
 
 
 def test_every_chunk_gets_a_distribution(module):
@@ -92,9 +95,6 @@ def test_the_chunk_a_question_is_about_is_worth_more_before_any_training():
     visual, text = inputs()
     visual[:, 3, 0] = text[:, -1]
     alpha, beta = module(visual, text)
-    worth = alpha / (alpha + beta)
-    assert (worth.argmax(1) == 3).all()
-    unasked = text.clone()
-    unasked[:, 0] = text[:, -1]
-    alpha, beta = module(visual, unasked)
-    assert (alpha / (alpha + beta)).std(1).max() < 0.2 * worth.std(1).min()
+    asked, unasked = alpha / (alpha + beta)
+    assert asked[3] > 0.8 and asked.argsort()[-2] != 3 and asked.sort().values[-2] < 0.7
+    assert unasked.std() < 0.05

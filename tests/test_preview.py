@@ -137,6 +137,8 @@ def test_a_summary_is_the_vector_a_chunk_would_have_as_a_video_of_its_own(backbo
         Item(patches=Patches(patchify(pair, geometry), grids, np.zeros(1), geometry))
         for pair in small.unflatten(0, (3, 2))
     ]
+    unasked = previewer.look(video, asked=False)
+    assert torch.equal(unasked[:, 1:], looked[:, 1:]) and not unasked[:, 0].any()
     vectors = torch.nn.functional.normalize(looked[:, 0], dim=-1)
     assert (vectors - backbone.embed(alone)).abs().max() < 1e-5
 

@@ -69,6 +69,21 @@ def test_chunks_with_an_event_get_more_tokens_than_the_others(backbone):
     assert np.mean(on_events) > 1.5 * np.mean(elsewhere)
 
 
+def test_a_question_moves_tokens_to_the_chunks_it_is_about(backbone):
+    videos = nano.draw_videos("qa", limit=24, seed=11)
+    embedder = AllocEmbed(backbone)
+    told, untold = [], []
+    clips = nano.clips_of(videos, range(24), [24])[24]
+    for number, (clip, question) in enumerate(zip(clips, nano.questions(videos), strict=True)):
+        seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nano.NOMINAL_FRAMES - 1))
+        asked = (seen[0] == question.event).reshape(-1, 2).any(1)
+        for text, tokens in ((question.text, told), (None, untold)):
+            allocation = embedder.allocate(clip, text)
+            assert allocation.cost <= allocation.budget
+            tokens += [grid.tokens for grid, wanted in zip(allocation.grids, asked, strict=True) if wanted]
+    assert np.mean(told) > 1.5 * np.mean(untold)
+
+
 def test_a_nano_model_says_what_it_knows_when_it_meets_a_video(backbone, caplog):
     with caplog.at_level(logging.WARNING, "allocembed"):
         AllocEmbed(backbone, "base").encode_video(np.zeros((8, 96, 128, 3), np.uint8))

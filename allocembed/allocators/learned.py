@@ -12,7 +12,7 @@ from allocembed.allocators.base import Allocator, Plan
 from allocembed.backbones.base import Backbone, BackboneError
 from allocembed.budget import FRAMES_PER_CHUNK, Budget
 from allocembed.frames import Clip
-from allocembed.policy.preview import DEFAULT_TASK, Previewer, load_previewer
+from allocembed.policy.preview import Previewer, asks, load_previewer
 from allocembed.policy.replay import Replay
 from allocembed.policy.scale_policy import PolicyError, ScalePolicy
 from allocembed.resize import send
@@ -46,7 +46,7 @@ class Learned(Allocator):
         self._stream: torch.cuda.Stream | None = None
         if previewer.device.type == "cuda":
             half = previewer.dtype != torch.float32
-            self._replay = Replay(self._means, lambda small, *_: previewer.prepare(small), works=half)
+            self._replay = Replay(self._means, self._prepare, works=half)
             self._stream = torch.cuda.Stream(previewer.device, priority=-1)  # short kernels, so they go first
             self._stream.wait_stream(torch.cuda.current_stream(previewer.device))  # the weights may be on their way
 
@@ -86,7 +86,7 @@ class Learned(Allocator):
         Frames may be a tensor on the GPU; then planning waits for the caller's current stream, where they come from.
         """
         if self._stream is None:
-            visual = self.previewer.look(as_chunks(frames))
+            visual = self.previewer.look(as_chunks(frames), asked=asks(text or ""))
             return self._mean(visual, self._words(text), None).double().numpy()
         if isinstance(frames, torch.Tensor) and frames.is_cuda:
             self._stream.wait_stream(torch.cuda.current_stream(frames.device))
@@ -94,14 +94,15 @@ class Learned(Allocator):
             # All frames are moved, because a GPU makes them small sooner than a CPU does.
             chunks = send(as_chunks(frames), self.previewer.device)
             if len(chunks) > self.previewer.at_once(chunks):
-                return self._mean(self.previewer.look(chunks), self._words(text), None).double().cpu().numpy()
+                visual = self.previewer.look(chunks, asked=asks(text or ""))
+                return self._mean(visual, self._words(text), None).double().cpu().numpy()
             return self._weigh(self.previewer.shrink(chunks), text)
 
     @torch.inference_mode()
     def weigh(self, small: torch.Tensor, text: str | None = None) -> np.ndarray:
         """`actions` for previews (C, 2, 3, h, w), uint8 on the host, of the size that `previewer.shrink` gives."""
         if self._stream is None:
-            visual = self.previewer.features(small, self.previewer.prepare(small))
+            visual = self.previewer.features(small, self.previewer.prepare(small, asked=asks(text or "")))
             return self._mean(visual, self._words(text), None).double().numpy()
         with torch.cuda.stream(self._stream):
             return self._weigh(send(small, self.previewer.device), text)
@@ -109,10 +110,14 @@ class Learned(Allocator):
     def _weigh(self, small: torch.Tensor, text: str | None) -> np.ndarray:
         words = self._words(text)
         mask = torch.arange(-(-len(words) // WORDS) * WORDS, device=words.device) < len(words)
-        return self._replay(small, F.pad(words, (0, 0, 0, len(mask) - len(words))), mask).double().numpy()
+        words = F.pad(words, (0, 0, 0, len(mask) - len(words)))
+        return self._replay(asks(text or ""), small, words, mask).double().numpy()
 
     def _words(self, text: str | None) -> torch.Tensor:
-        return self.previewer.read([DEFAULT_TASK if text is None else text])[0]
+        return self.previewer.read([text or ""])[0]
+
+    def _prepare(self, asked: bool, small: torch.Tensor, *_: torch.Tensor) -> object:
+        return self.previewer.prepare(small, asked=asked)
 
     def _means(self, prepared: object, small: torch.Tensor, words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return self._mean(self.previewer.features(small, prepared), words, mask)

@@ -5,8 +5,8 @@ out. The layout follows ResAdapt, on which the paper builds: one layer that atte
 time and then over the patches of a chunk, text-guided pooling to one vector a chunk, five scalars beside it, and a
 residual MLP. Two things differ: a chunk, not a frame, is the unit, and the features also come standardised across the
 video, because what matters about a chunk is how it differs from the others. Where a chunk's features come with a
-summary, how well that fits the text is known before any training, and tilts the distributions from the start: ranks
-teach slowly which picture goes with which word.
+summary, how well that fits a question is known before any training, and decides from the start: ranks teach slowly
+which picture goes with which word. Three numbers of how it decides are all that is trained of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 
 SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk before, cosine to the text
-TILT = 0.5  # of the distribution of a chunk that fits the text one standard deviation better than the others, at first
+# What a question does before any training: how steeply worth rises with the fit of a chunk, from what fit on a chunk is
+# worth more than it is not, and how much of what the chunk is worth otherwise is kept.
+STEEP, THRESHOLD, KEPT = 3.0, 1.2, 0.0
 SPREAD = 0.02  # of the fits of a video's chunks: what is less is no difference
 CEILING = 20.0  # of alpha and beta: sharper distributions explore nothing and their log-probabilities explode
 
@@ -39,8 +41,8 @@ class FrameModuleConfig:
     expansion: int = 4
     """Width of the feed-forward layers, in widths."""
     summary: bool = False
-    """Whether the first feature of a chunk sums it up, in the space of the text features; the first of a text is then
-    what they are where nothing is asked."""
+    """Whether the first feature of a chunk sums it up, in the space of the text features, and the first of a text is
+    the last of one that asks nothing. Both only serve to tell which chunk a question is about."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
@@ -61,15 +63,14 @@ class FrameModule(nn.Module):
         width = config.width
         self.visual = nn.Linear(2 * config.visual_width, width)
         if config.summary:
-            self.summary = nn.Linear(2 * config.visual_width, width)
-            self.tilt = nn.Parameter(torch.full((1,), TILT))
+            self.asked = nn.Parameter(torch.tensor([STEEP, THRESHOLD, KEPT]))
         self.text = nn.Linear(config.text_width, width)
         self.read_text = Attention(width, config.heads)
         self.read_text_forward = FeedForward(width, config.expansion)
         self.layers = nn.ModuleList(SpaceTimeLayer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
         self.gate = nn.Linear(2 * width, 1)
-        self.head = PolicyHead(width + SCALARS + config.summary)
+        self.head = PolicyHead(width + SCALARS)
 
     def forward(
         self,
@@ -79,29 +80,31 @@ class FrameModule(nn.Module):
         text_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`chunk_mask` (B, C) and `text_mask` (B, L) are True where there is something; default everywhere."""
-        batch, chunks, patches, _ = visual.shape
-        chunk_mask = visual.new_ones(batch, chunks, dtype=torch.bool) if chunk_mask is None else chunk_mask
+        chunk_mask = visual.new_ones(visual.shape[:2], dtype=torch.bool) if chunk_mask is None else chunk_mask
         text_mask = text.new_ones(text.shape[:2], dtype=torch.bool) if text_mask is None else text_mask
-        tokens = self._project(visual, chunk_mask)
+        question = None
+        if self.config.summary:
+            question = self._ask(visual[:, :, 0].float(), text.float(), chunk_mask, text_mask)
+            visual, text, text_mask = visual[:, :, 1:], text[:, 1:], text_mask[:, 1:]
+        batch, chunks, patches, _ = visual.shape
+        tokens = self.visual(both_views(visual, chunk_mask))
         words = self.text(F.layer_norm(text, text.shape[-1:]))
         flat = tokens.flatten(1, 2)
         flat = flat + self.read_text(flat, words, text_mask)
         tokens = (flat + self.read_text_forward(flat)).view(batch, chunks, patches, -1)
         for layer in self.layers:
             tokens = layer(tokens, chunk_mask)
-        pooled = self._pool(self.norm(tokens), words, text_mask)
-        if not self.config.summary:
-            return self.head(pooled)
-        fit = fits(visual[:, :, 0].float(), text.float(), chunk_mask, text_mask)
-        return self.head(torch.cat([pooled, fit[..., None].to(pooled.dtype)], -1), self.tilt.float() * fit)
+        return self.head(self._pool(self.norm(tokens), words, text_mask), question)
 
-    def _project(self, visual: torch.Tensor, chunk_mask: torch.Tensor) -> torch.Tensor:
-        """Features to tokens (B, C, P, width); a summary is of another kind than patches, so it has its own weights."""
-        if not self.config.summary:
-            return self.visual(both_views(visual, chunk_mask))
-        summary, patches = visual[:, :, :1], visual[:, :, 1:]
-        parts = self.summary(both_views(summary, chunk_mask)), self.visual(both_views(patches, chunk_mask))
-        return torch.cat(parts, 2)
+    def _ask(
+        self, summary: torch.Tensor, text: torch.Tensor, chunk_mask: torch.Tensor, text_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """How far the text tilts each chunk (B, C), and how much it keeps of what chunks are worth otherwise (B, 1)."""
+        last = text[torch.arange(len(text), device=text.device), (text_mask.sum(1) - 1).clamp(min=0)]
+        asked = (last != text[:, 0]).any(-1, keepdim=True)
+        steep, threshold, kept = self.asked.float()
+        tilt = steep * (fits(summary, last, text[:, 0], chunk_mask) - threshold)
+        return torch.where(asked, tilt, 0), torch.where(asked, kept, 1)
 
     def _pool(self, tokens: torch.Tensor, words: torch.Tensor, text_mask: torch.Tensor) -> torch.Tensor:
         """One vector a chunk: patches weighed by how they look beside the text, and the five scalars."""
@@ -133,13 +136,16 @@ class PolicyHead(nn.Module):
         nn.init.normal_(self.out.weight, std=0.01)
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, hidden: torch.Tensor, tilt: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """`tilt` (B, C) is added to log alpha and taken from log beta."""
+    def forward(
+        self, hidden: torch.Tensor, question: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`question` is what log alpha gains and log beta loses (B, C), and what is kept of them before (B, 1)."""
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.float()
             shapes = 1 + F.softplus(self.out(hidden + self.inner(self.norm(hidden))))
-            if tilt is not None:
-                shapes = shapes * torch.stack([tilt, -tilt], -1).exp()
+            if question is not None:
+                tilt, kept = question
+                shapes = (shapes.log() * kept[..., None] + torch.stack([tilt, -tilt], -1)).exp()
         alpha, beta = shapes.clamp(1, CEILING).unbind(-1)
         return alpha, beta
 
@@ -202,24 +208,18 @@ class FeedForward(nn.Sequential):
         super().__init__(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
 
-def fits(summary: torch.Tensor, text: torch.Tensor, chunk_mask: torch.Tensor, text_mask: torch.Tensor) -> torch.Tensor:
-    """How much better chunks (B, C, D) fit a text (B, L, D) than nothing in particular, in standard deviations (B, C).
+def fits(summary: torch.Tensor, asked: torch.Tensor, nothing: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """How much better chunks (B, C, D) fit a text (B, D) than one that asks nothing, in standard deviations (B, C).
 
-    The cosine to the text's last token, which has read all of it, less that to its first, which is the last of a text
-    that asks nothing: empty chunks are near to every text. Where nothing is asked, all are 0.
+    The second is taken off because empty chunks are near to every text.
 
-    >>> chunks, words = torch.eye(4)[None, :3], torch.eye(4)[None]
-    >>> everything = torch.ones(1, 4, dtype=torch.bool)
-    >>> (10 * fits(chunks, words[:, [3, 1]], everything[:, :3], everything[:, :2])[0]).round().int().tolist()
+    >>> chunks, texts, everything = torch.eye(4)[None, :3], torch.eye(4)[None], torch.ones(1, 3, dtype=torch.bool)
+    >>> (10 * fits(chunks, texts[:, 1], texts[:, 3], everything)[0]).round().int().tolist()
     [-7, 14, -7]
-    >>> fits(chunks, words[:, [1, 1]], everything[:, :3], everything[:, :2])[0].tolist()
-    [0.0, 0.0, 0.0]
     """
-    last = (text_mask.sum(1) - 1).clamp(min=0)
-    asked = text[torch.arange(len(text), device=text.device), last]
-    better = F.normalize(asked, dim=-1) - F.normalize(text[:, 0], dim=-1)
+    better = F.normalize(asked, dim=-1) - F.normalize(nothing, dim=-1)
     fit = (F.normalize(summary, dim=-1) @ better[..., None])[..., 0]
-    weight = chunk_mask / chunk_mask.sum(1, keepdim=True).clamp(min=1)
+    weight = mask / mask.sum(1, keepdim=True).clamp(min=1)
     apart = fit - (fit * weight).sum(1, keepdim=True)
     return apart / ((apart.square() * weight).sum(1, keepdim=True) + SPREAD**2).sqrt()
 

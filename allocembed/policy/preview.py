@@ -65,22 +65,23 @@ class Previewer(ABC):
     # Never inference tensors, even where the caller is in inference mode: those kept could enter no graph later.
     @torch.inference_mode(False)
     @torch.no_grad()
-    def look(self, frames: torch.Tensor) -> torch.Tensor:
+    def look(self, frames: torch.Tensor, *, asked: bool = True) -> torch.Tensor:
         """Features (N, P, visual_width) of N chunks (N, 2, 3, H, W), uint8, on any device.
 
-        They are those of a chunk's patches; where there is a `summary`, it is the first.
+        They are those of a chunk's patches; where there is a `summary`, it is the first, or zeros where nothing is
+        `asked`, for which it would be of no use.
         """
         if frames.ndim != 5 or tuple(frames.shape[1:3]) != (FRAMES_PER_CHUNK, 3) or frames.dtype != torch.uint8:
             raise ValueError(f"chunks must be uint8 (N, 2, 3, H, W), not {frames.dtype} {tuple(frames.shape)}")
-        return torch.cat([self._look(part) for part in frames.split(self.at_once(frames))])
+        return torch.cat([self._look(part, asked) for part in frames.split(self.at_once(frames))])
 
     def at_once(self, frames: torch.Tensor) -> int:
         """How many chunks of such frames (N, 2, 3, H, W) the vision tower is given at once."""
         return max(1, PATCHES_AT_ONCE // self._patches(*frames.shape[-2:]))
 
-    def _look(self, frames: torch.Tensor) -> torch.Tensor:
+    def _look(self, frames: torch.Tensor, asked: bool) -> torch.Tensor:
         small = self.shrink(frames)
-        return self.features(small, self.prepare(small))
+        return self.features(small, self.prepare(small, asked=asked))
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -90,7 +91,7 @@ class Previewer(ABC):
         The newest texts are kept. On a CPU each is read alone, so that what comes out does not depend, not even in
         its last bit, on what was read beside it.
         """
-        wanted = [text if text.strip() else DEFAULT_TASK for text in texts]
+        wanted = [text if asks(text) else DEFAULT_TASK for text in texts]
         with self._lock:
             found = {text: self._texts[text] for text in set(wanted) if text in self._texts}
         missing = sorted({text for text in wanted if text not in found}, key=lambda text: (len(text), text))
@@ -115,7 +116,7 @@ class Previewer(ABC):
         """Previews (N, 2, 3, h, w), uint8, on `device`. Resized where the frames are: small ones move quicker."""
 
     @abstractmethod
-    def prepare(self, small: torch.Tensor) -> object:
+    def prepare(self, small: torch.Tensor, *, asked: bool = True) -> object:
         """What `features` of previews of this shape need besides their pixels, made where the host may still wait."""
 
     @abstractmethod
@@ -168,11 +169,11 @@ class BackbonePreview(Previewer):
         small = resize(frames.flatten(0, 1), (grid.rows * factor, grid.cols * factor))
         return send(small.unflatten(0, (-1, FRAMES_PER_CHUNK)), self.device)
 
-    def prepare(self, small: torch.Tensor) -> tuple[Places, Lines | None]:
+    def prepare(self, small: torch.Tensor, *, asked: bool = True) -> tuple[Places, Lines | None]:
         merge, grid = self.backbone.geometry.merge, self._grid_of(small)
         grids = torch.tensor([1, grid.rows * merge, grid.cols * merge]).repeat(len(small), 1)
         places = find_places(self.backbone.model.visual, grids, self.device)
-        if not self.summary:
+        if not (self.summary and asked):
             return places, None
         ids, positions = self._row(grid)
         rows = ids.expand(len(small), -1), positions.expand(3, len(small), -1)
@@ -183,8 +184,10 @@ class BackbonePreview(Previewer):
         pixels = normalise(patchify(small.flatten(0, 1), backbone.geometry), backbone.geometry, backbone.dtype)
         seen = run_tower(backbone.model.visual, pixels, places, by_product=backbone.by_product, block=backbone.block)
         patches = seen.pooler_output.float().unflatten(0, (len(small), -1))
-        if lines is None:
+        if not self.summary:
             return patches
+        if lines is None:
+            return F.pad(patches, (0, 0, 1, 0))
         summary = run_language(backbone.model.language_model, lines, seen, layer=backbone.layer)[:, -1:]
         return torch.cat([summary.float(), patches], 1)
 
@@ -202,12 +205,14 @@ class BackbonePreview(Previewer):
             return self._rows[grid]
 
     def _read(self, texts: list[str]) -> list[torch.Tensor]:
-        states = self._states(texts)
         if not self.summary:
-            return states
+            return self._states(texts)
         if self._plain is None:
-            self._plain = self._states([DEFAULT_TASK])[0][-1:]
-        return [torch.cat([self._plain, each]) for each in states]
+            self._plain = self._states([DEFAULT_TASK])[0]
+        # The default task is not read again beside others: it must end in exactly what it begins with.
+        others = [text for text in texts if text != DEFAULT_TASK]
+        states = dict(zip(others, self._states(others), strict=True)) if others else {}
+        return [torch.cat([self._plain[-1:], states.get(text, self._plain)]) for text in texts]
 
     def _states(self, texts: list[str]) -> list[torch.Tensor]:
         rows = self.backbone.rows([Item(text) for text in texts])
@@ -248,7 +253,7 @@ class SmolPreview(Previewer):
         small = resize(frames.flatten(0, 1), (self.side, self.side)).contiguous()
         return send(small.unflatten(0, (-1, FRAMES_PER_CHUNK)), self.device)
 
-    def prepare(self, small: torch.Tensor) -> None:
+    def prepare(self, small: torch.Tensor, *, asked: bool = True) -> None:
         return None
 
     def features(self, small: torch.Tensor, prepared: None) -> torch.Tensor:
@@ -311,6 +316,11 @@ def load_previewer(
     if backbone is not None and (not source or same(source, backbone.name)):
         return BackbonePreview(backbone, tokens, summary=summary)
     return BackbonePreview(load_backbone(source, device=device, dtype=dtype), tokens, summary=summary)
+
+
+def asks(text: str) -> bool:
+    """Whether a task text says more than the default does."""
+    return bool(text.strip()) and text != DEFAULT_TASK
 
 
 def preview_grid(native: Grid, tokens: int) -> Grid:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from threading import Lock
 
@@ -32,9 +32,9 @@ class _Captured:
 class Replay:
     """`function(prepared, *inputs)`, one tensor on a GPU from several, by graphs in the caller's current stream.
 
-    `prepare(*inputs)` makes what depends on the shapes of the inputs alone; it may wait for the device, the function
-    may not. Where a capture fails, that is said once, and the function is run as it is from then on, as it is where
-    `works` is False from the start. Threads take turns.
+    `prepare(kind, *inputs)` makes what depends on a kind of call and on the shapes of the inputs; it may wait for the
+    device, the function may not. Where a capture fails, that is said once, and the function is run as it is from then
+    on, as it is where `works` is False from the start. Threads take turns.
     """
 
     def __init__(
@@ -44,23 +44,23 @@ class Replay:
         self._kept: OrderedDict[tuple, _Captured] = OrderedDict()
         self._lock = Lock()
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, kind: Hashable, *inputs: torch.Tensor) -> torch.Tensor:
         """The function's result, on the host."""
         with self._lock:
-            if self.works and (captured := self._find(inputs)) is not None:
+            if self.works and (captured := self._find(kind, inputs)) is not None:
                 for static, given in zip(captured.inputs, inputs, strict=True):
                     static.copy_(given, non_blocking=True)
                 captured.graph.replay()
                 captured.host.copy_(captured.output, non_blocking=True)
                 torch.cuda.current_stream(captured.output.device).synchronize()
                 return captured.host.clone()
-        return self.function(self.prepare(*inputs), *inputs).cpu()
+        return self.function(self.prepare(kind, *inputs), *inputs).cpu()
 
-    def _find(self, inputs: tuple[torch.Tensor, ...]) -> _Captured | None:
-        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
+    def _find(self, kind: Hashable, inputs: tuple[torch.Tensor, ...]) -> _Captured | None:
+        key = kind, *((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
         if key not in self._kept:
             try:
-                self._kept[key] = self._capture(inputs)
+                self._kept[key] = self._capture(kind, inputs)
             except RuntimeError as error:
                 self.works = False
                 logger.warning("the allocator runs without a CUDA graph, some milliseconds slower: %s", error)
@@ -70,8 +70,8 @@ class Replay:
             self._kept.popitem(last=False)
         return self._kept[key]
 
-    def _capture(self, inputs: tuple[torch.Tensor, ...]) -> _Captured:
-        prepared = self.prepare(*inputs)
+    def _capture(self, kind: Hashable, inputs: tuple[torch.Tensor, ...]) -> _Captured:
+        prepared = self.prepare(kind, *inputs)
         static = [tensor.clone() for tensor in inputs]
         for _ in range(WARM_UPS):
             self.function(prepared, *static)

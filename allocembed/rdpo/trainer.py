@@ -35,7 +35,7 @@ from torch import Tensor
 
 from allocembed.backbones import Backbone
 from allocembed.policy.frame_module import FrameModuleConfig
-from allocembed.policy.preview import DEFAULT_TASK, Previewer
+from allocembed.policy.preview import Previewer, asks
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.rdpo.config import TrainConfig
 from allocembed.rdpo.data import TRAINING, Batch, Source, Videos
@@ -137,9 +137,9 @@ class Trainer:
     def _look(self, videos: Videos, batch: Batch) -> View:
         """Preview features of all chunks, and those of the task texts, padded to the longest."""
         frames = videos.frames[:, torch.from_numpy(videos.pairs).to(videos.frames.device)]
-        visual = self.previewer.look(frames.flatten(0, 1)).unflatten(0, frames.shape[:2])
-        texts = [DEFAULT_TASK if text is None else text for text in texts_of(batch, videos)]
-        words = self.previewer.read(texts)
+        texts = ["" if text is None else text for text in texts_of(batch, videos)]
+        visual = self.previewer.look(frames.flatten(0, 1), asked=any(map(asks, texts)))
+        visual, words = visual.unflatten(0, frames.shape[:2]), self.previewer.read(texts)
         text = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
         lengths = torch.tensor([len(word) for word in words], device=text.device)
         return View(visual, text, torch.arange(text.shape[1], device=text.device) < lengths[:, None])
@@ -167,7 +167,7 @@ class Trainer:
         """α and β of a view's rows; of nothing in particular without one."""
         if view is None:
             module = policy.config.module
-            visual, text = (1, 1, 2, module.visual_width), (1, 1, module.text_width)
+            visual, text = (1, 1, 2, module.visual_width), (1, 2, module.text_width)
             return policy(torch.zeros(visual, device=self.device), torch.zeros(text, device=self.device))
         index = torch.from_numpy(rows).to(self.device)
         return policy(view.visual[index], view.text[index], None, view.text_mask[index])
