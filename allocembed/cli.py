@@ -145,7 +145,8 @@ def allocate(
     embedder = _load(backbone, allocator, budget, candidates, scale_range, seek, device, dtype, None)
     clip = embedder.read(video)
     allocation = embedder.allocate(clip, text)
-    look = {"title": video.name, "method": embedder.allocator.name, "factor": embedder.backbone.geometry.factor}
+    title = f"{video.name} – {text}" if text else video.name
+    look = {"title": title, "method": embedder.allocator.name, "factor": embedder.backbone.geometry.factor}
     if png:
         film.save_png(clip, allocation, png, **look)
     if html:

@@ -128,6 +128,8 @@ def run_row(backbone: Backbone, name: str, changes: dict, options: argparse.Name
     config = make_config(given | changes, preset="nano")
     started = time.monotonic()
     progress = train(config, backbone=backbone, resume=(folder / STATE).exists())
+    if progress.stopped_by:
+        raise SystemExit(128 + progress.stopped_by)  # the row is not done; the next run goes on with it
     policy = ScalePolicy.from_pretrained(folder / BEST)
     previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
     home = nano.at_home(backbone)

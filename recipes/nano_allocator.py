@@ -74,6 +74,8 @@ def main() -> None:
         preset="nano",
     )
     progress = train(config, resume=options.resume, backbone=backbone)
+    if progress.stopped_by:
+        raise SystemExit(128 + progress.stopped_by)
     minutes = (time.monotonic() - started) / 60
     policy = ScalePolicy.from_pretrained(options.out / BEST)
     limit = 4 if options.tiny else options.limit

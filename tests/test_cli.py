@@ -111,11 +111,10 @@ def test_allocate_prints_the_promised_json(videos, qwen3_folder):
 
 def test_allocate_draws_the_filmstrip(videos, tmp_path, qwen2_folder):
     png, html = tmp_path / "film.png", tmp_path / "film.html"
-    result = run(
-        "allocate", videos[0], "--backbone", qwen2_folder, "--png", png, "--html", html, "--allocator", "select"
-    )
+    words = ("--backbone", qwen2_folder, "--allocator", "select", "--text", "Who runs?")
+    result = run("allocate", videos[0], *words, "--png", png, "--html", html)
     assert result.returncode == 0, result.stderr
-    assert Image.open(png).width == 1600 and "one.mp4" in html.read_text()
+    assert Image.open(png).width == 1600 and "one.mp4 – Who runs?" in html.read_text()
     assert "tokens" in result.stdout and "1.000× = 8 frames at native size" in result.stdout
 
 
