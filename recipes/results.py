@@ -120,9 +120,9 @@ def page(out: Path) -> str:
 INTRODUCTION = """# Results in the nano world
 
 Written by `python recipes/results.py`; every table stands under the command that measured it, less `--dtype bfloat16`
-and the splitting by subset that make it quicker. 500 videos a subset, Hit@1 in percent, cost in units of Base: 1.000× is
-8 native frames, or N under a budget of Nf; † does not keep the budget. One allocator serves all tables, trained by RDPO
-with nano-qwen3 alone. What the figures mean is in [the notes](#notes) at the end of this page and in
+and the splitting by subset that make it quicker. 500 videos a subset, Hit@1 in percent, cost in units of Base: 1.000×
+is 8 native frames, or N under a budget of Nf; † does not keep the budget. One allocator serves all tables, trained by
+RDPO with nano-qwen3 alone. What the figures mean is in [the notes](#notes) at the end of this page and in
 [what was tried](experiments.md).
 """
 SWEEP = """## More frames, and a fixed budget
