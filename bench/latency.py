@@ -1,6 +1,6 @@
 """The paper's latency table on exact-shape random weights: allocator, backbone, total; full input against allocated.
 
-    python bench/latency.py [--models qwen2-vl-2b,qwen3-vl-2b,qwen3-vl-8b] [--samples 50] [--minutes 8]
+    python bench/latency.py [--models qwen2-vl-2b,qwen3-vl-2b,qwen3-vl-8b] [--parts …] [--samples 50] [--minutes 8]
                             [--out FILE.json] [--profile FILE.md] [--tiny]
 
 24 candidates of 1280×720 and Base's budget (8 native frames), batch 1, bfloat16. "Plain" is transformers' own forward
@@ -43,6 +43,7 @@ from allocembed.policy.preview import BackbonePreview
 from allocembed.resize import Geometry, send, to_patches
 
 RANGE = (0.2, 1.8)
+PARTS = ("backbone", "allocators", "closeness", "preprocessing", "growth")
 
 
 class Bench:
@@ -288,6 +289,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="qwen2-vl-2b,qwen3-vl-2b,qwen3-vl-8b")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of them; growth is for the first model alone")
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--candidates", type=int, default=24)
     parser.add_argument("--minutes", type=float, default=8.0)
@@ -295,7 +297,9 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, metavar="FILE.md", help="also write a profile by kernel")
     parser.add_argument("--tiny", action="store_true", help="in miniature, on a CPU")
     options = parser.parse_args()
-    options.models = options.models.split(",")
+    options.models, options.parts = options.models.split(","), options.parts.split(",")
+    if unknown := set(options.parts) - set(PARTS):
+        raise SystemExit(f"there is no part {min(unknown)!r}: take some of {', '.join(PARTS)}")
     options.deadline = time.monotonic() + 60 * options.minutes
     if options.tiny:
         options.samples = 2
@@ -315,15 +319,19 @@ def main() -> None:
             print(f"{name}: not begun, the minutes are over")
             continue
         bench = Bench(name, options, results.setdefault("models", {}), save)
-        bench.backbone_parts()
-        bench.rate_part(peak)
-        smol = smol or make_allocator(make_smol(device, bench.eager.dtype, tiny=options.tiny), tiny=options.tiny)
+        if "backbone" in options.parts:
+            bench.backbone_parts()
+            bench.rate_part(peak)
         preview = make_allocator(BackbonePreview(bench.fast, summary=True), tiny=options.tiny)
-        for kind, allocator in (("self-preview", preview), ("smolvlm2", smol)):
-            bench.allocator_parts(kind, allocator)
-        bench.closeness_part()
-        bench.preprocessing_parts()
-        if name == options.models[0]:
+        if "allocators" in options.parts:
+            smol = smol or make_allocator(make_smol(device, bench.eager.dtype, tiny=options.tiny), tiny=options.tiny)
+            for kind, allocator in (("self-preview", preview), ("smolvlm2", smol)):
+                bench.allocator_parts(kind, allocator)
+        if "closeness" in options.parts:
+            bench.closeness_part()
+        if "preprocessing" in options.parts:
+            bench.preprocessing_parts()
+        if "growth" in options.parts and name == options.models[0]:
             bench.growth_parts(preview)
         if options.profile:
             profiles.append(bench.profiles())
