@@ -1,5 +1,6 @@
-"""Fixtures shared by all tests: tiny checkpoints of both families and of SmolVLM2, saved once."""
+"""Fixtures shared by all tests: tiny checkpoints of both families, of SmolVLM2 and of the nano models, saved once."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,25 @@ def qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smol_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save_smol(tmp_path_factory.mktemp("smol"))
+
+
+@pytest.fixture(scope="session")
+def nano_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained nano checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent.parent / "recipes"))
+        from nano_model import build_backbone, save_backbone
+
+        torch.manual_seed(0)
+        folder = tmp_path_factory.mktemp("models") / "nano-tiny"
+        save_backbone(build_backbone("qwen3", tiny=True), folder, {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums over threads round differently, and some tests compare bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

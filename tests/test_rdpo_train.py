@@ -1,4 +1,4 @@
-"""The trainer as a whole: runs, logs, checkpoints; killed, resumed, shared by two processes; and that it learns."""
+"""A training run as a whole: logs, checkpoints, the command; killed, resumed, shared by two processes."""
 
 import json
 import os
@@ -16,71 +16,22 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from allocembed import load_backbone, world
-from allocembed.backbones.loading import ASSETS
-from allocembed.budget import Budget
+from allocembed import load_backbone
 from allocembed.cli import app
-from allocembed.policy.preview import BackbonePreview
 from allocembed.policy.scale_policy import ScalePolicy
-from allocembed.rdpo import data
 from allocembed.rdpo.checkpoint import read_state
-from allocembed.rdpo.config import TrainConfig, make_config
-from allocembed.rdpo.data import TRAINING, VALIDATION, Batch, Example, WorldSource
+from allocembed.rdpo.config import make_config
 from allocembed.rdpo.log import keep_until
-from allocembed.rdpo.processes import Processes
 from allocembed.rdpo.run import Run, train
-from allocembed.rdpo.trainer import Trainer
-from allocembed.world.timeline import Scene
+from tests.small_runs import SMALL, furthest, lines, small, small_trainer
 
 ROOT = Path(__file__).parent.parent
-NANO = ASSETS / "nano-qwen3"
-# An untrained backbone never ranks a positive first, so its gap is what there is to learn from.
-SMALL = {
-    "reward": "gap",
-    "steps": 4,
-    "examples": 6,
-    "rollouts": 3,
-    "mini_batch": 4,
-    "micro_batch": 2,
-    "width": 32,
-    "heads": 2,
-    "layers": 1,
-    "warmup": 0,
-    "decay": 0.0,
-    "learning_rate": 5e-5,
-    "budgets": "4f/7",
-    "pool": 32,
-    "global_negatives": 8,
-    "averaging": 0.9,
-    "preview_summary": True,
-    "like_with_like": True,
-    "validation": 5,
-    "validate_every": 2,
-    "save_every": 1,
-    "device": "cpu",
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Sums over threads round differently, and here bits are compared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """An untrained nano checkpoint."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "recipes"))
-        from nano_model import build_backbone, save_backbone
-
-        torch.manual_seed(0)
-        folder = tmp_path_factory.mktemp("models") / "nano-tiny"
-        save_backbone(build_backbone("qwen3", tiny=True), folder, {})
-    return folder
+def folder(nano_tiny) -> Path:
+    return nano_tiny
 
 
 @pytest.fixture(scope="module")
@@ -96,31 +47,10 @@ def unbroken(folder, tmp_path_factory) -> Path:
     return Path(config.out)
 
 
-def small(folder: Path, out: Path, **changes) -> TrainConfig:
-    return make_config({**SMALL, "backbone": str(folder), "out": str(out), **changes}, preset="nano")
-
-
-def small_trainer(backbone, out: Path, **changes) -> Trainer:
-    config = small(Path(backbone.name), out, **changes)
-    source = WorldSource(config.seed, config.pool, config.mixture)
-    previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
-    return Trainer(config, Processes("cpu"), backbone, previewer, source)
-
-
 def weights(out: Path) -> dict[str, torch.Tensor]:
     """The policy's, and those of the mean that is kept of them."""
     state = read_state(out / "state")
     return {f"{part} {name}": tensor for part in ("policy", "mean") for name, tensor in state[part].items()}
-
-
-def furthest(one: dict, other: dict) -> float:
-    assert one.keys() == other.keys()
-    return max((one[name] - other[name]).abs().max().item() for name in one)
-
-
-def lines(out: Path, kind: str = "step") -> list[dict]:
-    read = map(json.loads, (out / "train.jsonl").read_text().splitlines())
-    return [line for line in read if line["kind"] == kind]
 
 
 def environment() -> dict[str, str]:
@@ -209,47 +139,12 @@ def test_a_command_that_was_stopped_ends_with_the_signals_status(folder, tmp_pat
     assert made["step"] == len(lines(tmp_path / "run")) and not made["stopped_by"]
 
 
-def test_the_mean_of_the_weights_follows_them_and_is_what_is_kept(backbone, tmp_path):
-    trainer = small_trainer(backbone, tmp_path / "mean", steps=3, validate_every=3)
-    seen, wanted = [], None
-
-    def follow(step: int) -> None:
-        seen.append({name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()})
-
-    Run(trainer, follow).go()
-    for step, now in enumerate(seen):
-        keep = step / (step + 10)  # below 0.9, in the beginning
-        wanted = now if wanted is None else {name: keep * wanted[name] + (1 - keep) * now[name] for name in now}
-    assert furthest(wanted, trainer.mean.state_dict()) < 1e-6
-    assert furthest(wanted, ScalePolicy.from_pretrained(tmp_path / "mean" / "best").state_dict()) < 1e-6
-    plain = small_trainer(backbone, tmp_path / "none", averaging=0.0)
-    assert plain.mean is plain.policy
-
-
 def test_a_run_may_start_from_another_allocator(unbroken, backbone, tmp_path):
     best = unbroken / "best"
     trainer = small_trainer(backbone, tmp_path, start_from=str(best))
     assert furthest(trainer.policy.state_dict(), ScalePolicy.from_pretrained(best).state_dict()) == 0
     with pytest.raises(ValueError, match="has other sizes"):
         small_trainer(backbone, tmp_path, start_from=str(best), width=64)
-
-
-def test_answers_are_ranked_among_answers_where_that_is_asked_for(backbone, tmp_path):
-    examples = [
-        Example(1, "red", "What colour?"),
-        Example(2, "a red car drives by"),
-        Example(3, "blue", "What colour?", options=("green", "red")),
-        Example(4, "a blue boat"),
-    ]
-    batch = Batch(examples, [], Budget())
-    trainer = small_trainer(backbone, tmp_path)
-    options = trainer._options(batch, beyond=batch.targets)
-    assert options.texts == ["green"]
-    apart = trainer._negatives(batch, range(4), batch.targets + options)
-    assert apart.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 0, 1, 0], [1, 0, 0, 0, 1], [0, 1, 0, 0, 0]]
-    mixed = small_trainer(backbone, tmp_path, like_with_like=False)
-    assert not len(mixed._options(batch, beyond=batch.targets))
-    assert torch.equal(mixed._negatives(batch, range(4), batch.targets), ~torch.eye(4, dtype=torch.bool))
 
 
 def test_time_that_is_up_ends_the_run_with_everything_saved(backbone, tmp_path):
@@ -274,47 +169,6 @@ def test_two_processes_with_sharded_weights_make_the_updates_of_one(unbroken, fo
     # What several processes saved, one can go on with.
     more = replace(config, steps=4, minutes=1.0)
     assert train(more, resume=True).step == 4
-
-
-def test_a_step_that_is_not_finite_is_skipped_and_counted(backbone, tmp_path, monkeypatch):
-    trainer = small_trainer(backbone, tmp_path / "nan", steps=2)
-    score, seen = trainer._score, []
-
-    def fail_first(*given):
-        return score(*given) * (1.0 if seen else float("nan"))
-
-    monkeypatch.setattr(trainer, "_score", fail_first)
-    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
-    progress = Run(trainer, lambda step: seen.append(furthest(before, trainer.policy.state_dict()))).go()
-    assert seen[0] == 0 and 0 < seen[1] < 0.01
-    assert progress.skipped == 2 == lines(tmp_path / "nan")[0]["skipped"]  # both updates of the first step
-
-
-def test_soft_rollouts_may_cost_more_than_the_budget(backbone, tmp_path):
-    trainer = small_trainer(backbone, tmp_path, budget_mode="soft", cost="scale", budgets="2f/7")
-    batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
-    assert trainer.step(batch, 0)["cost"] > 1
-    assert trainer.validate(trainer.prepare(VALIDATION, 0))["cost"] <= 1
-
-
-def test_a_step_none_of_whose_videos_can_be_read_changes_nothing(backbone, tmp_path):
-    trainer = small_trainer(backbone, tmp_path)
-    batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
-    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
-    assert trainer.step(replace(batch, videos=[]), 0) == {"not finite": 0}
-    assert furthest(before, trainer.policy.state_dict()) == 0
-
-
-def test_the_corpus_may_be_embedded_as_it_is_drawn_or_once(backbone, tmp_path, monkeypatch):
-    kept = small_trainer(backbone, tmp_path)
-    monkeypatch.setattr("allocembed.rdpo.trainer.BANK", 0)
-    drawn = small_trainer(backbone, tmp_path)
-    assert kept.bank is not None and drawn.bank is None
-    batch = kept.source.finish(kept.prepare(TRAINING, 0), kept.device)
-    (names, one), (same, other) = (trainer._candidates(batch, 5) for trainer in (kept, drawn))
-    assert names == same and len(names) >= 6 + 8 and (one - other).abs().max() < 1e-5
-    none = small_trainer(backbone, tmp_path, global_negatives=0, like_with_like=False)
-    assert len(none._candidates(batch, 5)[0]) == 6
 
 
 def test_another_run_is_not_overwritten_and_another_config_not_continued(unbroken, backbone):
@@ -439,33 +293,3 @@ def test_the_commands_help_is_the_configs_docstrings_and_unknown_options_get_the
 
 
 # Learning
-
-
-@pytest.mark.skipif(not NANO.is_dir(), reason="needs the trained nano-qwen3")
-def test_rdpo_learns_to_give_events_more_than_empty_scenes(tmp_path, monkeypatch):
-    # One event a video, between black, blur and empty places: which chunks matter is easy to see.
-    scenes = {Scene.BLACK: 1.0, Scene.PLACE: 1.0, Scene.BLUR: 0.5}
-    easy = {"word_size": (0.12, 0.145), "object_size": (0.2, 0.42), "object_skew": 1.0}
-    config = replace(world.SHORT, events=(1, 1), event_length=(0.3, 0.3), mixture=scenes, **easy)
-    monkeypatch.setattr(data, "draw_timelines", lambda seed, count: world.draw(count, seed, config=config))
-    torch.set_num_threads(2)
-    backbone = load_backbone(NANO, device="cpu")
-    changes = {"steps": 8, "examples": 12, "rollouts": 8, "mini_batch": 6, "micro_batch": 6, "budgets": "1f/8"}
-    changes |= {"reward": "validated", "mixture": "1,0,0", "learning_rate": 2e-3, "width": 64, "validation": 24}
-    trainer = small_trainer(backbone, tmp_path / "learns", **changes, pool=128, global_negatives=64)
-    held = trainer.prepare(VALIDATION, 0)
-    batch = trainer.source.finish(held, trainer.device)
-    (videos,) = batch.videos
-    shown = world.events_at(held.timelines, held.indices / 479)[:, videos.pairs] >= 0
-    view = trainer._look(videos, batch)
-
-    def scales() -> tuple[float, float]:
-        """Mean scale of the chunks that show an event, and of those that do not."""
-        alpha, beta = trainer._shapes(trainer.policy, [view])[0]
-        chosen = 0.2 + 1.6 * (alpha / (alpha + beta)).numpy()
-        return float(chosen[shown.any(-1)].mean()), float(chosen[~shown.any(-1)].mean())
-
-    assert abs(np.subtract(*scales())) < 0.1
-    Run(trainer).go()
-    event, empty = scales()
-    assert event > empty + 0.15
