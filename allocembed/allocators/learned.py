@@ -86,7 +86,7 @@ class Learned(Allocator):
         Frames may be a tensor on the GPU; then planning waits for the caller's current stream, where they come from.
         """
         if self._stream is None:
-            visual = self.previewer.look(as_chunks(frames), asked=asks(text or ""))
+            visual = self.previewer.look(as_chunks(frames), asked=asks(text))
             return self._mean(visual, self._words(text), None).double().numpy()
         if isinstance(frames, torch.Tensor) and frames.is_cuda:
             self._stream.wait_stream(torch.cuda.current_stream(frames.device))
@@ -94,7 +94,7 @@ class Learned(Allocator):
             # All frames are moved, because a GPU makes them small sooner than a CPU does.
             chunks = send(as_chunks(frames), self.previewer.device)
             if len(chunks) > self.previewer.at_once(chunks):
-                visual = self.previewer.look(chunks, asked=asks(text or ""))
+                visual = self.previewer.look(chunks, asked=asks(text))
                 return self._mean(visual, self._words(text), None).double().cpu().numpy()
             return self._weigh(self.previewer.shrink(chunks), text)
 
@@ -102,7 +102,7 @@ class Learned(Allocator):
     def weigh(self, small: torch.Tensor, text: str | None = None) -> np.ndarray:
         """`actions` for previews (C, 2, 3, h, w), uint8 on the host, of the size that `previewer.shrink` gives."""
         if self._stream is None:
-            visual = self.previewer.features(small, self.previewer.prepare(small, asked=asks(text or "")))
+            visual = self.previewer.features(small, self.previewer.prepare(small, asked=asks(text)))
             return self._mean(visual, self._words(text), None).double().numpy()
         with torch.cuda.stream(self._stream):
             return self._weigh(send(small, self.previewer.device), text)
@@ -111,7 +111,7 @@ class Learned(Allocator):
         words = self._words(text)
         mask = torch.arange(-(-len(words) // WORDS) * WORDS, device=words.device) < len(words)
         words = F.pad(words, (0, 0, 0, len(mask) - len(words)))
-        return self._replay(asks(text or ""), small, words, mask).double().numpy()
+        return self._replay(asks(text), small, words, mask).double().numpy()
 
     def _words(self, text: str | None) -> torch.Tensor:
         return self.previewer.read([text or ""])[0]

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 
 SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk before, cosine to the text
-# What a question does before any training: how steeply worth rises with the fit of a chunk, from what fit on a chunk is
-# worth more than it is not, and how much of what the chunk is worth otherwise is kept.
+# What a question does before any training: how steeply a chunk's worth rises with its fit, the fit at which it is in
+# the middle, and how much is kept of what the chunk is worth otherwise.
 STEEP, THRESHOLD, KEPT = 3.0, 1.2, 0.0
 SPREAD = 0.02  # of the fits of a video's chunks: what is less is no difference
 CEILING = 20.0  # of alpha and beta: sharper distributions explore nothing and their log-probabilities explode

@@ -318,9 +318,9 @@ def load_previewer(
     return BackbonePreview(load_backbone(source, device=device, dtype=dtype), tokens, summary=summary)
 
 
-def asks(text: str) -> bool:
-    """Whether a task text says more than the default does."""
-    return bool(text.strip()) and text != DEFAULT_TASK
+def asks(text: str | None) -> bool:
+    """Whether there is a task text that says more than the default does."""
+    return text is not None and bool(text.strip()) and text != DEFAULT_TASK
 
 
 def preview_grid(native: Grid, tokens: int) -> Grid:

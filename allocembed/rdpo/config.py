@@ -61,8 +61,8 @@ class TrainConfig(RewardOptions):
     preview_tokens: int = 12
     """Visual tokens a chunk has in the preview of a backbone; SmolVLM2 has its own number."""
     preview_summary: bool = False
-    """Whether the backbone's language model reads every preview too, and sums it up in the space of its sentences: that
-    tells which chunk a question is about. Ours, not the paper's."""
+    """Whether, where a question is asked, the backbone's language model reads every preview too: its summaries lie
+    where its sentences do, and tell which chunk the question is about. Ours, not the paper's."""
     width: int = 1024
     """Of the frame module; with the next three it makes 50 M parameters on SmolVLM2's features."""
     heads: int = 16

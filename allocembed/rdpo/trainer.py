@@ -137,9 +137,9 @@ class Trainer:
     def _look(self, videos: Videos, batch: Batch) -> View:
         """Preview features of all chunks, and those of the task texts, padded to the longest."""
         frames = videos.frames[:, torch.from_numpy(videos.pairs).to(videos.frames.device)]
-        texts = ["" if text is None else text for text in texts_of(batch, videos)]
+        texts = texts_of(batch, videos)
         visual = self.previewer.look(frames.flatten(0, 1), asked=any(map(asks, texts)))
-        visual, words = visual.unflatten(0, frames.shape[:2]), self.previewer.read(texts)
+        visual, words = visual.unflatten(0, frames.shape[:2]), self.previewer.read([text or "" for text in texts])
         text = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
         lengths = torch.tensor([len(word) for word in words], device=text.device)
         return View(visual, text, torch.arange(text.shape[1], device=text.device) < lengths[:, None])
