@@ -116,7 +116,8 @@ def make_videos(timelines: world.Timelines, folder: Path, progress: nano.Progres
     if not stamp.is_file() or stamp.read_text() != made_by:
         for path in paths:
             path.unlink(missing_ok=True)
-        stamp.write_text(made_by)
+        with whole_file(stamp) as scratch:
+            scratch.write_text(made_by)
     missing = [number for number, path in enumerate(paths) if not path.is_file()]
     for number in missing:
         size = SIZE[::-1] if timelines.portrait[number] else SIZE

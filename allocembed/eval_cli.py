@@ -26,6 +26,7 @@ from allocembed.options import (
     progress_bar,
     stderr,
 )
+from allocembed.output import make_room, whole_file
 
 if TYPE_CHECKING:
     from allocembed.allocators import Allocator
@@ -89,7 +90,6 @@ def nano(
     from allocembed.benchmarks.nano import check_subsets
     from allocembed.benchmarks.sweep import sweep_frames
     from allocembed.budget import Budget
-    from allocembed.output import make_room
 
     settings = {"budget": Budget.parse(budget), "scale_range": parse_range(scale_range), "limit": limit, "seed": seed}
     fixed = (("methods", methods, ALL_METHODS), ("subsets", subsets, ALL_SUBSETS), ("candidates", candidates, 24))
@@ -129,7 +129,8 @@ def _show_tables(results: dict[str, list[Row]], note: str, as_json: bool, markdo
             Console().print(report.rich_table(rows, layouts[name], note))
     if markdown:
         tables = [report.markdown(rows, layouts[name], note) for name, rows in results.items()]
-        markdown.write_text("\n".join(tables), encoding="utf-8")
+        with whole_file(markdown) as scratch:
+            scratch.write_text("\n".join(tables), encoding="utf-8")
         stderr.print(f"→ {escape(str(markdown))}")
 
 
@@ -142,7 +143,8 @@ def _show_sweeps(results: dict[str, Sweep], note: str, as_json: bool, markdown: 
         for name, found in results.items():
             Console().print(sweep.rich_table(found, name, note))
     tables = [sweep.markdown(found, name, note) for name, found in results.items()]
-    markdown.write_text("\n".join(tables), encoding="utf-8")
+    with whole_file(markdown) as scratch:
+        scratch.write_text("\n".join(tables), encoding="utf-8")
     for path in (markdown, *sweep.plot(results, stem)):
         stderr.print(f"→ {escape(str(path))}")
 

@@ -35,7 +35,7 @@ def build(
     from allocembed.benchmarks.longret import QUERIES, VIDEOS, save
     from allocembed.benchmarks.longret import build as build_longret
     from allocembed.benchmarks.longret_sources import read_lovr, read_vript
-    from allocembed.output import make_room
+    from allocembed.output import make_room, whole_file
 
     if lovr is None and vript is None:
         raise ValueError("there is no source to build from: give --lovr DIR, --vript DIR or both")
@@ -50,9 +50,14 @@ def build(
         raise ValueError(f"none of {len(described):,} videos can be used: {made.left_out[0]}")
     save(made, out)
     found = composition.compose(made)
-    (out / "composition.md").write_text(composition.markdown(found), encoding="utf-8")
-    (out / "composition.json").write_text(json.dumps(composition.as_json(found), indent=1), encoding="utf-8")
-    (out / "left_out.txt").write_text("".join(f"{line}\n" for line in made.left_out), encoding="utf-8")
+    texts = {
+        "composition.md": composition.markdown(found),
+        "composition.json": json.dumps(composition.as_json(found), indent=1),
+        "left_out.txt": "".join(f"{line}\n" for line in made.left_out),
+    }
+    for name, text in texts.items():
+        with whole_file(out / name) as scratch:
+            scratch.write_text(text, encoding="utf-8")
     typer.echo(composition.markdown(found))
     for path in paths:
         stderr.print(f"→ {escape(str(path))}", soft_wrap=True)

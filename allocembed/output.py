@@ -38,10 +38,17 @@ def _naming(path: Path) -> Iterator[None]:
     """Says which file a full disk has no room for: the system's own message doesn't."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL:
+    except Exception as error:
+        if (full := _full_disk(error)) is None:
             raise
-        raise OSError(_cannot_write(path, error)) from error
+        raise OSError(_cannot_write(path, full)) from error
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """The full disk that an error comes from, if it does: torch raises an error of its own on top of the system's."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in FULL):
+        error = error.__context__
+    return error
 
 
 def _cannot_write(path: Path, error: OSError) -> str:

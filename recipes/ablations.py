@@ -34,6 +34,7 @@ from allocembed.benchmarks import nano
 from allocembed.budget import Budget
 from allocembed.embedder import AllocEmbed
 from allocembed.frames import Clip
+from allocembed.output import whole_file
 from allocembed.policy.preview import BackbonePreview
 from allocembed.policy.scale_policy import ScalePolicy
 from allocembed.rdpo.config import make_config
@@ -143,7 +144,8 @@ def run_row(backbone: Backbone, name: str, changes: dict, options: argparse.Name
         "wishes": summary([row for row in rows if row.method == Wishes.name]),
         "subsets": [asdict(row) for row in rows],
     }
-    found.write_text(json.dumps(result, indent=2) + "\n")
+    with whole_file(found) as scratch:
+        scratch.write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 
@@ -161,7 +163,6 @@ def summary(rows: list[nano.Row]) -> dict[str, float]:
 def write(results: list[dict], options: argparse.Namespace) -> None:
     """ablations.json and ablations.md, after every row."""
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "ablations.json").write_text(json.dumps(results, indent=2) + "\n")
     first = results[0]
     lines = [
         "| variant | Hit@1 | Δ | qa | cost | Hit@1, unprojected | cost, unprojected | steps |",
@@ -174,7 +175,10 @@ def write(results: list[dict], options: argparse.Namespace) -> None:
         cells += [f"{free['hit1']:.2f}", f"{free['cost']:.3f}×", str(result["steps"])]
         lines.append(f"| {' | '.join(cells)} |")
     note = f"Hit@1 in percent, mean of the four retrieval subsets of NanoRet; fresh test videos, seed {CHECK_SEED}"
-    (options.out / "ablations.md").write_text("\n".join([*lines, "", f"{note}, {options.limit} of every 500."]) + "\n")
+    table = "\n".join([*lines, "", f"{note}, {options.limit} of every 500."]) + "\n"
+    for name, text in (("ablations.json", json.dumps(results, indent=2) + "\n"), ("ablations.md", table)):
+        with whole_file(options.out / name) as scratch:
+            scratch.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: tiny checkpoints of both families, of SmolVLM2 and of the nano models, saved once."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,29 @@ def nano_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("models") / "nano-tiny"
         save_backbone(build_backbone("qwen3", tiny=True), folder, {})
     return folder
+
+
+class _Full(io.FileIO):
+    def write(self, data) -> int:
+        if data:
+            raise OSError(28, "No space left on device")
+        return 0
+
+
+@pytest.fixture
+def full_disk(monkeypatch) -> str:
+    """No file of results finds room for a byte; the words that say so, with the file's place left open."""
+    real = io.open
+
+    def refuse(file, mode="r", *rest, **named):
+        if not str(file).endswith(".partial"):
+            return real(file, mode, *rest, **named)
+        written = _Full(file, mode.replace("b", ""))
+        return written if "b" in mode else io.TextIOWrapper(written, encoding="utf-8", write_through=True)
+
+    monkeypatch.setattr(io, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    return "cannot write {}: No space left on device; make room there, or choose another place"
 
 
 @pytest.fixture(scope="module")

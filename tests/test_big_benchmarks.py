@@ -16,7 +16,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from allocembed import AllocEmbed, Embedding, load_backbone, world
-from allocembed.benchmarks import comparison, longret, mmeb_v2, paper
+from allocembed.benchmarks import comparison, figures, longret, mmeb_v2, paper
+from allocembed.benchmarks.campaign import Point, Sweep
 from allocembed.benchmarks.runner import evaluate
 from allocembed.benchmarks.store import Store, video_digest, video_store
 from allocembed.benchmarks.tasks import Task
@@ -202,6 +203,14 @@ def test_sweeps_write_curves_and_plots(over, places, qwen2_folder, data, tmp_pat
     assert "only the first 2 of 6 queries" in table and f"- 1.000× = {unit}" in table
     assert "<svg" in (tmp_path / "out" / f"sweep_{over}.svg").read_text()
     assert Image.open(tmp_path / "out" / f"sweep_{over}.png").width > 600
+
+
+def test_a_plot_that_finds_no_room_is_said_and_leaves_the_old_one(tmp_path, full_disk):
+    (tmp_path / "sweep.png").write_text("old")
+    swept = Sweep("frames", "nano", {"uniform": [Point(8, 50.0, 1.0, 0)]}, [], [], "")
+    with pytest.raises(OSError, match=re.escape(full_disk.format(tmp_path / "sweep.png"))):
+        figures.plot_sweeps([swept], "MMEB-V2", tmp_path / "sweep")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("sweep.png", "old")]
 
 
 def test_the_transfer_table_has_every_backbone_beside_the_paper(qwen2_folder, qwen3_folder, data, tmp_path):

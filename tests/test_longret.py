@@ -177,6 +177,12 @@ def test_the_command_builds_what_the_evaluation_reads(sources, qwen2_folder, tmp
     assert r"\multicolumn{2}{c}{Vript}" in (tmp_path / "results" / "results.tex").read_text()
 
 
+def test_a_composition_that_finds_no_room_is_said(sources, tmp_path, full_disk):
+    result = run("longret", "build", "--lovr", sources[0], "--out", tmp_path)
+    assert str(result.exception) == full_disk.format(tmp_path / "composition.md")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["queries.parquet", "videos.parquet"]
+
+
 def test_records_may_be_parquet_and_one_source_is_enough(tmp_path):
     lovr = write_lovr(tmp_path / "lovr", ".parquet")
     result = run("longret", "build", "--lovr", lovr, "--out", tmp_path / "out")

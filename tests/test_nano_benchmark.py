@@ -318,6 +318,20 @@ def test_the_sweep_writes_its_plot_and_table(folder, tmp_path):
     assert (tmp_path / "sweep_frames.md").read_text().count("|") == 6 * 7
 
 
+@pytest.mark.parametrize("target", ["table.md", "sweep_frames.md", "sweep_frames.png"])
+def test_results_that_find_no_room_are_said_and_leave_the_old_ones(folder, tmp_path, full_disk, monkeypatch, target):
+    if target.endswith(".png"):
+        monkeypatch.setattr("allocembed.benchmarks.sweep.markdown", lambda *_: "")  # an empty table fits
+    (tmp_path / target).write_text("old")
+    if target == "table.md":
+        words = ["--methods", "base", "--subsets", "short-clip", "--markdown", tmp_path / target]
+    else:
+        words = ["--sweep", "frames", "--out", tmp_path]
+    result = run("eval", "nano", "--backbone", folder, "--limit", 2, *words)
+    assert str(result.exception) == full_disk.format(tmp_path / target)
+    assert (tmp_path / target).read_text() == "old" and not list(tmp_path.glob("*.partial"))
+
+
 @pytest.fixture
 def small_films(monkeypatch):
     monkeypatch.setattr(demo, "SIZE", (72, 96))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from allocembed import load_backbone
 from allocembed.cli import app
 from allocembed.policy.scale_policy import ScalePolicy
-from allocembed.rdpo.checkpoint import read_state
+from allocembed.rdpo.checkpoint import Progress, read_state, save_state
 from allocembed.rdpo.config import make_config
 from allocembed.rdpo.log import keep_until
 from allocembed.rdpo.run import Run, train
@@ -122,6 +123,15 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(unbroken, backbon
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert Run(small_trainer(backbone, out, save_every=100)).go(resume=True).step == 4
     assert furthest(weights(out), weights(unbroken)) == 0
+
+
+def test_a_state_that_finds_no_room_is_said_and_leaves_the_old_one(backbone, tmp_path, full_disk):
+    trainer = small_trainer(backbone, tmp_path)
+    (tmp_path / "state.pt").write_text("old")
+    with pytest.raises(OSError, match=re.escape(full_disk.format(tmp_path / "state.pt"))):
+        save_state(tmp_path, trainer.policy, trainer.mean, trainer.optimiser, Progress(), trainer.config)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+    assert (tmp_path / "state.pt").read_text() == "old"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -1,6 +1,7 @@
 """The policy as a checkpoint: what is saved comes back, in how many bytes, and what is broken says so."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -66,13 +67,13 @@ def test_gathered_weights_are_saved_in_place_of_the_modules_own(policy, tmp_path
     assert all(torch.equal(loaded[name], gathered[name]) for name in gathered)
 
 
-def test_a_save_that_fails_leaves_the_old_checkpoint(policy, tmp_path, monkeypatch):
-    policy.save_pretrained(tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(scale_policy, "save_file", mock.Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space"):
+def test_a_save_that_fails_is_said_and_leaves_the_old_checkpoint(policy, tmp_path, full_disk):
+    before = dict.fromkeys(("model.safetensors", "config.json", "README.md"), "old")
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(OSError, match=re.escape(full_disk.format(tmp_path / "model.safetensors"))):
         policy.save_pretrained(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_masked_chunks_and_words_change_nothing(policy):

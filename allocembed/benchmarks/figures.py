@@ -9,6 +9,7 @@ from pathlib import Path
 from allocembed.benchmarks.campaign import Point, Sweep
 from allocembed.benchmarks.comparison import AVERAGE, Comparison
 from allocembed.benchmarks.report import TITLES
+from allocembed.output import whole_file
 
 COLOURS = {
     "base": "#6c757d",
@@ -87,7 +88,8 @@ def _figure(panels: int, stem: Path) -> Iterator[tuple[list, list[Path]]]:
             panel.set_axisbelow(True)
             panel.spines[["top", "right"]].set_visible(False)
         for path in paths:
-            figure.savefig(path, dpi=200, metadata=dates.get(path.suffix))
+            with whole_file(path) as scratch:
+                figure.savefig(scratch, format=path.suffix[1:], dpi=200, metadata=dates.get(path.suffix))
 
 
 def _line(panel, method: str, points: Sequence[Point], number: int, found: Sweep) -> None:

@@ -20,6 +20,7 @@ from allocembed.benchmarks.store import Entry, Store, make_key, text_store, vide
 from allocembed.benchmarks.tasks import Task, instruction_for, score_options
 from allocembed.budget import BudgetError
 from allocembed.embedder import AllocEmbed, Failure
+from allocembed.output import whole_file
 from allocembed.rdpo.processes import Processes
 
 TEXTS_AT_ONCE = 64
@@ -202,9 +203,10 @@ def _share(failures: dict[str, str], cache: Path, processes: Processes) -> dict[
     """What no process could read, known to all of them."""
     if processes.world == 1:
         return failures
-    (cache / f"{FAILURES}-{processes.rank}.json").write_text(json.dumps(failures), encoding="utf-8")
-    processes.wait()
     paths = [cache / f"{FAILURES}-{rank}.json" for rank in range(processes.world)]
+    with whole_file(paths[processes.rank]) as scratch:
+        scratch.write_text(json.dumps(failures), encoding="utf-8")
+    processes.wait()
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     processes.wait()
     paths[processes.rank].unlink()

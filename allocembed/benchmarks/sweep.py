@@ -18,6 +18,7 @@ from allocembed.benchmarks.metrics import Row
 from allocembed.benchmarks.nano import LAYOUT, RETRIEVAL, Progress, at_home, evaluate_embedders
 from allocembed.benchmarks.report import Summary, summarise
 from allocembed.embedder import AllocEmbed
+from allocembed.output import whole_file
 
 FRAME_COUNTS = (8, 16, 24, 32, 48)
 METHODS = {"full": "full resolution", "uniform": "fixed budget"}
@@ -85,7 +86,9 @@ def plot(sweeps: Mapping[str, Sweep], stem: Path) -> list[Path]:
         panels[0].set_ylabel("Hit@1, average of four subsets (%)")
         paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
         for path in paths:
-            figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+            dates = {"Date": None} if path.suffix == ".svg" else None
+            with whole_file(path) as scratch:
+                figure.savefig(scratch, format=path.suffix[1:], dpi=200, metadata=dates)
     return paths
 
 

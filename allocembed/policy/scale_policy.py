@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from allocembed.backbones.base import BackboneError
@@ -118,7 +118,7 @@ class ScalePolicy(nn.Module):
         weights = self.state_dict() if state_dict is None else state_dict
         weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
         with whole_file(folder / WEIGHTS) as scratch:
-            save_file(weights, scratch, metadata={"format": "pt"})
+            scratch.write_bytes(save(weights, metadata={"format": "pt"}))
         for name, text in ((CONFIG, json.dumps(self.config.as_dict(), indent=2) + "\n"), (CARD, card(self.config))):
             with whole_file(folder / name) as scratch:
                 scratch.write_text(text, encoding="utf-8")

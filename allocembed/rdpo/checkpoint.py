@@ -69,8 +69,9 @@ def save_state(
     }
     if writes:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(folder / FILE) as scratch:
-            torch.save(state, scratch)
+        # Into an open file: where torch opens it itself, it keeps to itself what the system said.
+        with whole_file(folder / FILE) as scratch, scratch.open("wb") as file:
+            torch.save(state, file)
 
 
 def load_state(
