@@ -294,8 +294,10 @@ def _check_sources(sources: list[Path]) -> None:
     """Before a model is loaded and an index made for nothing."""
     from allocembed.search.files import find_videos
 
-    if not find_videos(sources):
-        raise ValueError(f"there is no video in {', '.join(map(str, sources))}: give a folder that holds some")
+    found, unread = find_videos(sources)
+    if not found:
+        remedy = next((f"{path} {cause}" for path, cause in unread.items()), "give a folder that holds some")
+        raise ValueError(f"there is no video in {', '.join(map(str, sources))}: {remedy}")
 
 
 def _print_added(added: Added, uri: str) -> None:

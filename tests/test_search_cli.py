@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -73,6 +74,16 @@ def test_a_budget_that_no_video_can_meet_leaves_no_index(place, tmp_path, qwen3_
     (tmp_path / "empty").mkdir()
     assert run("index", tmp_path / "empty", "--to", tmp_path / "new", "--prune").returncode == 0
     assert (tmp_path / "new").is_dir(), "an index that was there stays"
+
+
+def test_a_folder_that_can_not_be_read_is_not_taken_for_an_empty_one(tmp_path, qwen3_folder, monkeypatch):
+    """Root may look anywhere, so the system's refusal is played."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=PermissionError(13, "Permission denied", str(closed))))
+    result = run("index", closed, "--to", tmp_path / "index", "--backbone", qwen3_folder)
+    said = f"there is no video in {closed}: {closed} cannot be read (Permission denied); check its permissions"
+    assert result.returncode == 1 and said in result.stderr, result.stderr
 
 
 def test_files_can_be_taken_out(place, tmp_path):

@@ -18,12 +18,11 @@ def test_a_folder_gives_its_videos_in_order_without_hidden_ones(tmp_path):
         path.write_bytes(b"x")
     (tmp_path / "broken.mp4").symlink_to(tmp_path / "nothing")
     (tmp_path / "b" / "around").symlink_to(tmp_path)
-    names = {
-        found.path.removeprefix(f"{tmp_path}/"): found.dangling for found in find_videos([tmp_path, tmp_path / "b"])
-    }
-    assert list(names) == ["a.mp4", "broken.mp4", "b/it's five ☃.MOV", "b/two.mkv"]
+    found, unread = find_videos([tmp_path, tmp_path / "b"])
+    names = {each.path.removeprefix(f"{tmp_path}/"): each.dangling for each in found}
+    assert not unread and list(names) == ["a.mp4", "broken.mp4", "b/it's five ☃.MOV", "b/two.mkv"]
     assert [name for name, dangling in names.items() if dangling] == ["broken.mp4"]
-    assert len(find_videos([tmp_path / "notes.txt"])) == 1, "a file that is named is taken whatever its suffix"
+    assert len(find_videos([tmp_path / "notes.txt"])[0]) == 1, "a file that is named is taken whatever its suffix"
     with pytest.raises(SearchError, match="no such file"):
         find_videos([tmp_path / "nowhere"])
 

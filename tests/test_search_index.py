@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,36 @@ def test_links_that_lead_nowhere_are_named_and_those_whose_file_is_away_keep_the
     assert index.add([folder]).unchanged == 10
     (folder / "dead.mp4").unlink()
     assert index.add([folder], prune=True).dropped == 1
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Root may look anywhere, so the system's refusal is played: the folder can be neither listed nor entered."""
+
+    def begin(folder: Path) -> None:
+        for name, hidden in (("scandir", folder), ("stat", f"{folder}/")):
+            monkeypatch.setattr(os, name, partial(_refused, getattr(os, name), str(hidden)))
+
+    return begin
+
+
+def _refused(real, hidden: str, path=".", *rest, **named):
+    if str(path).startswith(hidden):
+        raise PermissionError(13, "Permission denied", str(path))
+    return real(path, *rest, **named)
+
+
+def test_a_folder_that_can_not_be_read_is_named_and_keeps_its_vectors(index, folder, refuse):
+    closed = folder / "closed"
+    closed.mkdir()
+    shutil.move(folder / "v0.mp4", closed / "v0.mp4")
+    assert index.add([folder]).moved == 1
+    refuse(closed)
+    for prune in (False, True):
+        added = index.add([folder, closed], prune=prune)
+        assert added.failed == [(str(closed), "cannot be read (Permission denied); check its permissions")]
+        assert (added.unchanged, added.missing, added.dropped, added.done) == (8, 0, 0, added.total)
+    assert index.info()["videos"] == 9
 
 
 def test_vectors_without_their_file_are_used_and_not_made_again(index, folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,37 +27,51 @@ class Found:
     """Whether it is a link to a file that is not there."""
 
 
-def find_videos(sources: Iterable[str | Path]) -> list[Found]:
+def find_videos(sources: Iterable[str | Path]) -> tuple[list[Found], dict[str, str]]:
     """All videos in folders, by their suffix and in order, and the files that were named themselves.
 
     Hidden files and folders are passed over. A link is followed to a file but not to a folder, so that none is walked
-    in circles; one that leads nowhere is found as such.
+    in circles; one that leads nowhere is found as such. The second result is what can't be looked into, and why.
     """
     found: dict[str, Found] = {}
+    unread: dict[str, str] = {}
+
+    def refused(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # else it went as we looked
+            unread[str(Path(error.filename).absolute())] = cannot_read(error)
+
     for source in map(Path, sources):
         if not source.exists():
             raise SearchError(f"{source}: no such file or folder; check the path")
-        for path in _walk(source) if source.is_dir() else [source]:
+        for path in _walk(source, refused) if source.is_dir() else [source]:
             absolute = str(path.absolute())
             try:
                 absolute.encode()
                 status = path.stat()
             except UnicodeEncodeError:
                 continue  # a name that is no text
+            except PermissionError as error:
+                refused(error)  # its folder may be listed, but not entered
+                continue
             except OSError:
                 if path.is_symlink():  # else it went as we looked
                     found[absolute] = Found(absolute, 0, 0, dangling=True)
                 continue
             found[absolute] = Found(absolute, status.st_size, status.st_mtime_ns)
-    return list(found.values())
+    return list(found.values()), unread
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
+def _walk(folder: Path, refused: Callable[[OSError], None]) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder, onerror=refused):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if is_video(name) and not name.startswith("."):
                 yield Path(parent, name)
+
+
+def cannot_read(error: OSError) -> str:
+    """Why a file or folder is left out, and what to do."""
+    return f"cannot be read ({error.strerror}); check its permissions"
 
 
 def fingerprint(path: str | Path) -> str:

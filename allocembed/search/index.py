@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from allocembed.search.errors import SearchError
-from allocembed.search.files import Found, find_videos, fingerprint
+from allocembed.search.files import Found, cannot_read, find_videos, fingerprint
 from allocembed.search.settings import PLAIN, Settings
 from allocembed.search.store import COLUMNS, Store, discard, exists, quote
 
@@ -147,8 +148,8 @@ class VideoIndex:
         """
         started = time.monotonic()
         with self.store.locked():
-            added = Added()
-            found = find_videos(sources)
+            found, unread = find_videos(sources)
+            added = Added(failed=list(unread.items()))
             run = _Run(self, added, progress or (lambda _: None), started)
             run.sort_out(found, retry_failed)
             run.embed(readers)
@@ -312,7 +313,7 @@ class _Run:
         """Decides for every file whether it is unchanged, moved, or to be embedded."""
         # A link whose file is away keeps its vectors, as a file on an unplugged disk does.
         found = [file for file in found if not (file.dangling and self._has_vectors(self.known.get(file.path)))]
-        self.added.total = len(found)
+        self.added.total = len(found) + len(self.added.failed)
         rows = []
         for file in found:
             old = self.known.get(file.path)
@@ -333,7 +334,7 @@ class _Run:
         try:
             video = fingerprint(file.path)
         except OSError as error:
-            cause = DANGLING if file.dangling else f"cannot be read ({error.strerror}); check its permissions"
+            cause = DANGLING if file.dangling else cannot_read(error)
             self.added.failed.append((file.path, cause))
             return [_file_row(file, "", error=cause)]
         if video not in self.videos:
@@ -412,7 +413,13 @@ class _Run:
 def _is_gone(row: dict) -> bool:
     """Whether a file has left the disk; a link that never led to a video is listed as long as the link is there."""
     path = Path(row["path"])
-    return not path.is_file() and not (row["error"] and path.is_symlink())
+    try:
+        there = S_ISREG(path.stat().st_mode)
+    except PermissionError:
+        return False  # nobody can say, as long as its folder can't be entered
+    except OSError:
+        there = False
+    return not there and not (row["error"] and path.is_symlink())
 
 
 def _file_row(file: Found, video: str, **shape: Any) -> dict:
