@@ -12,8 +12,8 @@ from allocembed.search import VideoIndex
 from tests.chromium import Chromium
 from tests.world_videos import draw_videos, sentences, write_videos
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
-pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install 'allocembed[search]'")
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
+pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install -e '.[search]'")
 
 from tests.served import serving
 

@@ -18,7 +18,7 @@ import pytest
 from tests.clips import picture, write_video
 from tests.test_cli import run
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_neither_or_both_of_sentence_and_example_is_a_usage_error(place):
 def test_without_lancedb_the_user_is_told_what_to_install(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "lancedb", None)
     result = run("search", place, "a dog")
-    assert result.returncode == 1 and "pip install 'allocembed[search]'" in result.stderr
+    assert result.returncode == 1 and "pip install -e '.[search]'" in result.stderr
 
 
 def test_a_port_that_is_taken_is_said(place):

@@ -15,7 +15,7 @@ from allocembed.search.export import export
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
 
 
 @pytest.fixture(scope="module")

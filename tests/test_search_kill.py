@@ -15,7 +15,7 @@ from allocembed.search import VideoIndex
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
 
 KILLS = 10
 BATCH = 5

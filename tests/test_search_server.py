@@ -13,8 +13,8 @@ from allocembed.embedder import AllocEmbed
 from allocembed.search import SearchError, VideoIndex
 from tests.clips import picture, write_video
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
-pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install 'allocembed[search]'")
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
+pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install -e '.[search]'")
 
 from tests.served import Client, serving
 

@@ -9,7 +9,7 @@ from allocembed.search import VideoIndex
 from tests.test_cli import run
 from tests.world_videos import draw_videos, sentences, write_videos
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'allocembed[search]'")
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
-NEEDS = "pip install 'allocembed[eval]'"
+NEEDS = "pip install -e '.[eval]'"
 
 Line = dict[str, Any]
 

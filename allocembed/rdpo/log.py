@@ -129,6 +129,6 @@ def _tensorboard(folder: Path, done: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        stderr.print(r"[dim]no TensorBoard here: pip install 'allocembed\[train]' for its curves[/dim]")
+        stderr.print(r"[dim]no TensorBoard here: pip install -e '.\[train]' for its curves[/dim]")
         return None
     return SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)

@@ -25,7 +25,7 @@ from allocembed.search.settings import Settings
 if TYPE_CHECKING:
     from allocembed.search.pipeline import Embedded, Piece
 
-INSTALL = "pip install 'allocembed[search]'"
+INSTALL = "pip install -e '.[search]'"
 LOCK = "indexing.lock"
 EVERYTHING = 2**31 - 1
 LOOKUP_UP_TO = 20_000  # vectors; beyond, a video's rows are looked up and no longer searched for
