@@ -27,8 +27,8 @@ torch.set_num_threads(1)
 import allocembed.backbones, allocembed.embedder
 from transformers import AutoModel, AutoTokenizer, Qwen3VLModel
 from allocembed import cli
-from allocembed.search import index
-index.COMMIT_VIDEOS = 2
+from allocembed.search import adding
+adding.COMMIT_VIDEOS = 2
 print("ready", flush=True)
 for line in sys.stdin:
     pid = os.fork()

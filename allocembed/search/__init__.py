@@ -6,8 +6,9 @@
 >>> index.search("a dog jumps into a lake")[0]                                # doctest: +SKIP
 """
 
+from allocembed.search.adding import Added
 from allocembed.search.errors import SearchError
-from allocembed.search.index import Added, Hit, VideoIndex
+from allocembed.search.index import Hit, VideoIndex
 from allocembed.search.settings import Settings
 
 __all__ = ["Added", "Hit", "SearchError", "Settings", "VideoIndex"]
