@@ -47,8 +47,6 @@ add_benchmarks(eval_app)
 app.add_typer(eval_app, name="eval")
 app.add_typer(longret_app, name="longret")
 
-INTERRUPTED = 130  # the exit code after Ctrl-C
-
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -223,7 +221,8 @@ def main() -> None:
     try:
         app()
     except SystemExit as stop:
-        if stop.code == INTERRUPTED:
+        # After Ctrl-C typer exits by itself; a command that exits with the same status has said why.
+        if isinstance(getattr(stop.__context__, "__cause__", None), KeyboardInterrupt):
             stderr.print("stopped")
         raise
     except Exception as error:

@@ -26,11 +26,9 @@ def add_train(app: typer.Typer) -> None:
         """Train an allocator of your own by RDPO, from ranking feedback alone."""
         inner = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
         inner.command(epilog=EPILOG)(_with_options())
-        result = typer.main.get_command(inner).main(
-            list(context.args), prog_name=context.command_path, standalone_mode=False
-        )
-        if isinstance(result, int) and result:
-            raise typer.Exit(result)
+        command = typer.main.get_command(inner)
+        with command.make_context(context.command_path, list(context.args)) as inside:
+            command.invoke(inside)
 
 
 def _with_options() -> Any:

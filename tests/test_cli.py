@@ -209,6 +209,14 @@ def test_an_empty_path_does_not_mean_this_folder(qwen3_folder, tmp_path):
     assert result.returncode == 2 and "empty" in result.stderr
 
 
+@pytest.mark.parametrize("words", [["demo"], ["train", "--preset", "nano"]])
+def test_ctrl_c_is_one_word_and_the_usual_status(monkeypatch, words):
+    for place in ("allocembed.demo.run_demo", "allocembed.rdpo.run.train"):
+        monkeypatch.setattr(place, mock.Mock(side_effect=KeyboardInterrupt))
+    result = run(*words)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "stopped\n")
+
+
 def test_names_with_brackets_are_shown_as_they_are(videos, tmp_path, qwen3_folder):
     out = tmp_path / "[bold]v.npz"
     result = run("embed", videos[0], "--backbone", qwen3_folder, "--out", out)

@@ -145,6 +145,7 @@ def test_a_command_that_was_stopped_ends_with_the_signals_status(folder, tmp_pat
     _, said = process.communicate(timeout=60)
     assert process.returncode == status, said
     assert f"go on with: allocembed train {tmp_path}/run/train.toml --resume" in said
+    assert "\nstopped\n" not in said, "it has said so itself"
     made = read_state(tmp_path / "run" / "state")["progress"]
     assert made["step"] == len(lines(tmp_path / "run")) and not made["stopped_by"]
 
