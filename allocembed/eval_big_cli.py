@@ -24,13 +24,16 @@ from allocembed.options import (
     CandidatesOption,
     DeviceOption,
     DtypeOption,
+    MethodsOption,
     RangeOption,
     Seek,
     SeekOption,
+    SubsetsOption,
     parse_path,
     parse_range,
     progress_bar,
     stderr,
+    unset,
 )
 
 if TYPE_CHECKING:
@@ -64,13 +67,7 @@ BackbonesOption = Annotated[
         show_default="vlm2vec-v2-2b; with --transfer the paper's four",
     ),
 ]
-MethodsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Which methods, or folders or hub ids of learned allocators, separated by commas.",
-        show_default=f"{ALL_METHODS}; less for --sweep and --transfer",
-    ),
-]
+FittingMethodsOption = unset(MethodsOption, f"{ALL_METHODS}; less for --sweep and --transfer")
 LimitOption = Annotated[
     int | None, typer.Option(min=1, help="Only the first so many queries of a task and their videos, for a quick look.")
 ]
@@ -124,7 +121,7 @@ def mmeb_v2(
         Path, typer.Option(parser=parse_path, help="Folder with video-tasks/ and, if not on the hub, annotations/.")
     ],
     tasks: Annotated[str, typer.Option(help="Which tasks, separated by commas.")] = ALL_TASKS,
-    methods: MethodsOption = None,
+    methods: FittingMethodsOption = None,
     backbones: BackbonesOption = None,
     limit: LimitOption = None,
     allow_missing: MissingOption = False,
@@ -159,8 +156,8 @@ def mmeb_v2(
 
 def longret(
     data: Annotated[Path, typer.Option(parser=parse_path, help="Folder that allocembed longret build made.")],
-    tasks: Annotated[str, typer.Option(help="Which subsets, separated by commas.")] = ALL_SUBSETS,
-    methods: MethodsOption = None,
+    tasks: SubsetsOption = ALL_SUBSETS,
+    methods: FittingMethodsOption = None,
     backbones: BackbonesOption = None,
     limit: LimitOption = None,
     allow_missing: MissingOption = False,

@@ -21,7 +21,9 @@ from allocembed.options import (
     CandidatesOption,
     DeviceOption,
     DtypeOption,
+    MethodsOption,
     RangeOption,
+    SubsetsOption,
     parse_range,
     progress_bar,
     stderr,
@@ -55,9 +57,7 @@ def benchmarks() -> None:
 
 @eval_app.command()
 def nano(
-    methods: Annotated[
-        str, typer.Option(help="Which methods, or folders or hub ids of learned allocators, separated by commas.")
-    ] = ALL_METHODS,
+    methods: MethodsOption = ALL_METHODS,
     backbones: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,7 +67,7 @@ def nano(
             show_default="nano-qwen3",
         ),
     ] = None,
-    subsets: Annotated[str, typer.Option(help="Which subsets, separated by commas.")] = ALL_SUBSETS,
+    subsets: SubsetsOption = ALL_SUBSETS,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many of every 500 videos.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Fresh test videos instead of the shipped ones.")] = None,
     budget: BudgetOption = "8f",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from copy import copy
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -43,6 +44,10 @@ AllocatorOption = Annotated[
         "allocator, or auto: learned where one is shipped for the backbone, else uniform.",
     ),
 ]
+MethodsOption = Annotated[
+    str, typer.Option(help="Which methods, or folders or hub ids of learned allocators, separated by commas.")
+]
+SubsetsOption = Annotated[str, typer.Option(help="Which subsets, separated by commas.")]
 BudgetOption = Annotated[
     str,
     typer.Option(help="At most so many visual tokens a video: 8f for 8 native frames' worth, or a number."),
@@ -71,6 +76,14 @@ CompileOption = Annotated[
     typer.Option("--compile", help="Compile the model's layers first: half a minute, then a quarter less a video."),
 ]
 DimOption = Annotated[int | None, typer.Option(help="Keep only the first dimensions of the vector (Matryoshka).")]
+
+
+def unset(option: Any, shown: str) -> Any:
+    """The same option, None where it is not given; the help says in words what that means."""
+    kind, about = get_args(option)
+    about = copy(about)
+    about.show_default = shown
+    return Annotated[kind | None, about]
 
 
 def parse_range(text: str | None) -> tuple[float, float] | None:

@@ -15,14 +15,19 @@ from typer.core import TyperGroup
 
 from allocembed.options import (
     AllocatorOption,
+    BackboneOption,
+    CandidatesOption,
     CompileOption,
     DeviceOption,
+    DimOption,
     DtypeOption,
-    Seek,
+    RangeOption,
+    SeekOption,
     parse_path,
     parse_range,
     progress_bar,
     stderr,
+    unset,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +52,14 @@ index_app = typer.Typer(
     epilog="allocembed index FOLDER… --to INDEX is short for allocembed index add; its options: "
     "allocembed index add --help",
 )
-IndexArgument = Annotated[str, typer.Argument(help="The index: a folder, or a URI of object storage.")]
+INDEX = "The index: a folder, or a URI of object storage."
+IndexArgument = Annotated[str, typer.Argument(help=INDEX)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+OwnBackboneOption = unset(BackboneOption, f"qwen3-vl-embedding-2b, or {FOLLOWS}")
+OwnCandidatesOption = unset(CandidatesOption, f"24, or {FOLLOWS}")
+OwnRangeOption = unset(RangeOption, FOLLOWS)
+OwnSeekOption = unset(SeekOption, f"exact, or {FOLLOWS}")
+OwnDimOption = unset(DimOption, FOLLOWS)
 
 
 def add_search(app: typer.Typer) -> None:
@@ -62,16 +74,8 @@ def add(
     sources: Annotated[
         list[Path], typer.Argument(parser=parse_path, help="Folders of videos, or videos.", show_default=False)
     ],
-    to: Annotated[str, typer.Option("--to", help="The index: a folder, or a URI of object storage.")],
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            "--backbone",
-            "-b",
-            help="Short name, hub id or local folder of the embedding model.",
-            show_default=f"qwen3-vl-embedding-2b, or {FOLLOWS}",
-        ),
-    ] = None,
+    to: Annotated[str, typer.Option("--to", help=INDEX)],
+    backbone: OwnBackboneOption = None,
     allocator: AllocatorOption = "auto",
     budget: Annotated[
         str | None,
@@ -88,23 +92,10 @@ def add(
             show_default=f"auto, or {FOLLOWS}",
         ),
     ] = None,
-    candidates: Annotated[
-        int | None,
-        typer.Option(min=1, help="Frames sampled from a video before allocation.", show_default=f"24, or {FOLLOWS}"),
-    ] = None,
-    scale_range: Annotated[
-        str | None, typer.Option("--range", help="Smallest and largest scale of a frame.", show_default=FOLLOWS)
-    ] = None,
-    seek: Annotated[
-        Seek | None,
-        typer.Option(
-            help="exact: the very frames; keyframe: the nearest keyframe where it is near, much faster.",
-            show_default=f"exact, or {FOLLOWS}",
-        ),
-    ] = None,
-    dim: Annotated[
-        int | None, typer.Option(help="Keep only the first dimensions of the vector.", show_default=FOLLOWS)
-    ] = None,
+    candidates: OwnCandidatesOption = None,
+    scale_range: OwnRangeOption = None,
+    seek: OwnSeekOption = None,
+    dim: OwnDimOption = None,
     prune: Annotated[bool, typer.Option("--prune", help="Forget files that are gone from the disk.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try files again that could not be read before.")
@@ -157,7 +148,7 @@ def add(
 
 
 @index_app.command()
-def info(index: IndexArgument, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def info(index: IndexArgument, as_json: JsonOption = False) -> None:
     """What an index holds, what it cost, and how it was made."""
     about = _open(index).info()
     if as_json:
@@ -241,7 +232,7 @@ def search(
     like: Annotated[Path | None, typer.Option(help="Search by an example video instead.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many videos at most.")] = 10,
     min_score: Annotated[float | None, typer.Option(help="Leave out what scores lower.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
     clip: Annotated[
         Path | None, typer.Option(help="Cut the moments out into this folder, without re-encoding.")
     ] = None,
