@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from allocembed.output import whole_file
 from allocembed.search.errors import SearchError
 
-# Containers that can be written with what they usually hold; all others go into Matroska, which holds anything.
-KEPT = frozenset({".mp4", ".m4v", ".mov", ".mkv", ".webm"})
+# Containers that can be written with what they usually hold, by FFmpeg's names for them; all others go into Matroska,
+# which holds anything.
+KEPT = {".mp4": "mp4", ".m4v": "ipod", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 
 
 def cut(source: str | Path, start: float, end: float, folder: Path, name: str) -> tuple[Path, float]:
@@ -20,24 +22,24 @@ def cut(source: str | Path, start: float, end: float, folder: Path, name: str) -
     source = Path(source)
     suffix = source.suffix.lower() if source.suffix.lower() in KEPT else ".mkv"
     target = folder / f"{name}{suffix}"
-    partial = folder / f".{name}.partial{suffix}"
     if not source.is_file():
         raise SearchError(f"{source} is gone: run allocembed index again, with --prune to forget it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        begin = _copy(av, source, start, end, partial)
-        partial.replace(target)
+        with whole_file(target) as scratch:
+            begin = _copy(av, source, start, end, scratch, KEPT[suffix])
     except (av.error.FFmpegError, OSError) as error:
-        said = getattr(error, "strerror", None) or error
+        # What the system said, which `whole_file` puts into a sentence of its own where the disk is full.
+        said = getattr(error.__cause__ or error, "strerror", None) or error
         raise SearchError(f"{source} could not be cut ({said}): check the file, and the space for {target}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target, begin
 
 
-def _copy(av, source: Path, start: float, end: float, target: Path) -> float:
-    options = {"protocol_whitelist": "file"}
-    with av.open(str(source), options=options, metadata_errors="ignore") as given, av.open(str(target), "w") as made:
+def _copy(av, source: Path, start: float, end: float, target: Path, container: str) -> float:
+    with (
+        av.open(str(source), options={"protocol_whitelist": "file"}, metadata_errors="ignore") as given,
+        av.open(str(target), "w", format=container) as made,
+    ):
         video = given.streams.best("video")
         chosen = [video, *(stream for stream in given.streams.audio[:1] if stream.codec_context is not None)]
         copies = {stream.index: made.add_stream_from_template(stream) for stream in chosen}
