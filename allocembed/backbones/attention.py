@@ -2,10 +2,10 @@
 
 transformers' SDPA path calls the kernel once for every chunk of every layer of the vision tower, and keeps packed rows
 of the language model apart by a dense mask. A function registered under a name that contains "flash" is told the
-boundaries instead. On CUDA in half precision cuDNN attends where all rows have one large length, because it is half as
-fast again there as FlashAttention 2, which takes everything else in one variable-length call. cuDNN plans anew for
-every shape it meets, some 12 ms of the host's time, so it is only given shapes that come again. On a CPU and in
-float32, rows of one length share one SDPA call.
+boundaries instead. On CUDA in half precision all rows go in one call: of our own kernel where it fits, else of
+FlashAttention 2. cuDNN attends where all rows have one large length, because it is half as fast again there as
+FlashAttention 2; it plans anew for every shape it meets, some 12 ms of the host's time, so it is only given shapes that
+come again. On a CPU and in float32, rows of one length share one SDPA call.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
+
+try:
+    from allocembed.backbones import kernel
+except ImportError:  # Triton comes with torch where there is a GPU for it
+    kernel = None
 
 NAME = "flash_rows"
 CHUNKS_FOR_CUDNN = 1024  # patches of a chunk from which cuDNN is worth its plan: 0.49 ms against 0.72 at 1600, on H200
@@ -60,6 +65,8 @@ def attend_rows(
     """(N, heads, d) positions of all rows, cut at `bounds` (rows + 1,), to (N, heads, d), contiguous."""
     if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
         return _by_length(query, key, value, bounds.diff().tolist(), causal, scale)
+    if kernel is not None and not causal and not torch.is_grad_enabled() and kernel.fits(query, key, value):
+        return kernel.attend(query, key, value, bounds, longest, scale)
     rows = len(bounds) - 1
     large = longest >= CHUNKS_FOR_CUDNN if not causal else longest >= TOKENS_FOR_CUDNN and rows == 1
     if large and rows * longest == len(query) and not torch.is_grad_enabled():
