@@ -102,15 +102,15 @@ def streamed(embedder: Watched, files: Sequence[Path], options: argparse.Namespa
     return np.stack([result.vector for result in results])
 
 
-def make_embedder(options: argparse.Namespace, seek: str) -> Watched:
+def make_embedder(options: argparse.Namespace) -> Watched:
     if not options.shape:
-        return Watched.from_pretrained(options.backbone, options.allocator, seek=seek, compile=options.compile)
+        return Watched.from_pretrained(options.backbone, options.allocator, compile=options.compile)
     device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     backbone = make_backbone(options.shape, device, dtype, tiny=options.tiny, compile=options.compile)
     if options.allocator in ("auto", "learned"):
-        return Watched(backbone, make_allocator(BackbonePreview(backbone), tiny=options.tiny), seek=seek)
-    return Watched(backbone, options.allocator, seek=seek)
+        return Watched(backbone, make_allocator(BackbonePreview(backbone), tiny=options.tiny))
+    return Watched(backbone, options.allocator)
 
 
 def make_files(folder: Path, options: argparse.Namespace) -> list[Path]:
@@ -180,9 +180,9 @@ def gpu_busy(way: Callable[[], object]) -> float | None:
         return None
 
 
-def compare(files: list[Path], seek: str, options: argparse.Namespace) -> dict:
+def compare(embedder: Watched, files: list[Path], seek: str, options: argparse.Namespace) -> dict:
     """Both ways in turns, until the rounds or the minutes are over."""
-    embedder = make_embedder(options, seek)
+    embedder.seek = seek
     loop = lambda some=files: straightforward(embedder, some)  # noqa: E731
     ours = lambda some=files: streamed(embedder, some, options)  # noqa: E731
     loop(files[:2]), ours(files[: 2 * options.batch])  # graphs, kernels and memory are made at first use
@@ -199,7 +199,7 @@ def compare(files: list[Path], seek: str, options: argparse.Namespace) -> dict:
         if time.monotonic() > options.deadline:
             break
     ratios = [a["seconds"] / b["seconds"] for a, b in zip(taken["loop"], taken["stream"], strict=True)]
-    some = files[: min(len(files), 4 * options.batch)]
+    some = files[: 2 * options.batch]
     busy = {name: gpu_busy(lambda way=way: way(some)) for name, way in (("loop", loop), ("stream", ours))}
     return {
         "seek": seek,
@@ -260,8 +260,9 @@ def main() -> None:
         started = time.monotonic()
         files = make_files(Path(folder), options)
         print(f"files made in {time.monotonic() - started:.0f} s", flush=True)
+        embedder = make_embedder(options)
         for seek in options.seek:
-            results["runs"].append(compare(files, seek, options))
+            results["runs"].append(compare(embedder, files, seek, options))
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))
             if time.monotonic() > options.deadline:
