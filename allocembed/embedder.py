@@ -167,8 +167,8 @@ class AllocEmbed:
     ) -> Iterator[Embedding | Failure]:
         """Embeds videos in order as they are read; a bad file yields a Failure and costs itself only.
 
-        `workers` threads, by default one for every core, make videos ready while the backbone works, at most
-        2 × `batch` ahead of it. A GPU embeds `batch` videos at a time, packed. On a CPU every video is embedded alone,
+        `workers` threads, by default one for every core, make videos ready while the backbone works; at most
+        2 × `batch` wait for it. A GPU embeds `batch` videos at a time, packed. On a CPU every video is embedded alone,
         so that its vector is the same, bit for bit, in any company; a small backbone does so on every core at once.
         """
         if isinstance(sources, str | Path):
@@ -192,7 +192,7 @@ class AllocEmbed:
         # A decoder needs threads of its own only where there are more cores than videos.
         limits = replace(self.limits, threads=self.limits.threads or max(1, core_count() // workers))
         work = partial(self._embed_one if whole else self._prepare, limits=limits, instruction=instruction)
-        how = {"workers": workers, "ahead": 2 * batch, "torch_threads": 1 if many else None}
+        how = {"workers": workers, "ahead": workers + 2 * batch, "torch_threads": 1 if many else None}
         with closing(in_order(work, zip(sources, texts, strict=True), **how)) as done:
             if whole:
                 yield from done

@@ -60,16 +60,16 @@ def test_vectors_are_what_they_are_alone_bit_for_bit(embeds, files, alone, batch
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-def test_no_more_than_twice_the_batch_is_read_ahead(embeds, monkeypatch, large):
+def test_no_more_than_twice_the_batch_and_what_workers_hold_is_read_ahead(embeds, monkeypatch, large):
     if large:
         monkeypatch.setattr(embedder, "SMALL", 0)
     started, frames = [], np.stack([picture(index) for index in range(4)])
     read = embeds._read
     monkeypatch.setattr(embeds, "_read", lambda *given: (started.append(1), read(*given))[1])
-    for taken, _ in enumerate(embeds.stream([frames] * 12, batch=2, workers=3), 1):
+    for taken, _ in enumerate(embeds.stream([frames] * 16, batch=2, workers=3), 1):
         time.sleep(0.05)  # a slow reader of results
-        assert len(started) <= taken + 4
-    assert len(started) == 12
+        assert len(started) <= taken + 4 + 3
+    assert len(started) == 16
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
