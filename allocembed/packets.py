@@ -155,8 +155,14 @@ class Reader:
                 if here is not None and here >= stamp:
                     break
 
-    def decode(self, packet: "Packet | None") -> list["VideoFrame"]:
-        """The frames that come out when `packet` goes in; None drains the decoder."""
+    def decode(self, packet: "Packet | None", *, wanted: bool = True) -> list["VideoFrame"]:
+        """The frames that come out when `packet` goes in; None drains the decoder.
+
+        A packet that is not `wanted` itself is left out where no other frame is made from it, as from most B-frames;
+        but only where a packet is a frame, so that what comes out still tells which frame it is.
+        """
+        if self.packet_per_frame:
+            self.stream.codec_context.skip_frame = "DEFAULT" if wanted else "NONREF"
         remedy = FETCH_AGAIN
         if self.limits.max_pixels < DecodeLimits.max_pixels:  # a decoder that refuses large frames does not say so
             remedy += f", or raise DecodeLimits.max_pixels if frames grow past {self.limits.max_pixels}"

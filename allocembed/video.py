@@ -241,31 +241,36 @@ def _decode_keyframes(reader: Reader, landings: list[_Landing]) -> Iterator[tupl
 def _decode_exactly(reader: Reader, table: FrameTable, wanted: list[int]) -> Iterator[tuple[int, "VideoFrame"]]:
     """Decode forward from the keyframe before each wanted frame, going on without a seek where that is near.
 
-    Every frame on the way is held against the table, so that none can pass for another.
+    Every frame on the way is held against the table, so that none can pass for another. Frames on the way from which
+    no other is made are not decoded, where the container says which packet is which frame.
     """
+    kept = frozenset(table.stamps[wanted].tolist())
     frames: Iterator[VideoFrame] = iter(())
-    following = -SEEK_COST - 1  # the frame the decoder gives next
+    following = -SEEK_COST - 1  # the first frame the decoder may give next
     for index in wanted:
         entry, first = table.entry_before(index)
         if first > following + SEEK_COST:
-            frames = _decode_from(reader, table, entry)
+            frames = _decode_from(reader, table, entry, kept)
             following = first
         for frame in frames:
             if frame.pts is not None and frame.pts < table.stamps[following]:
                 continue  # of an open group: shown before the keyframe, and broken without the group before it
-            if frame.pts != table.stamps[following]:
+            place = following
+            if reader.packet_per_frame and frame.pts is not None:
+                place = int(np.searchsorted(table.stamps, frame.pts))
+            if place > index or frame.pts != table.stamps[place]:
                 raise _TableError
-            following += 1
-            if following > index:
+            following = place + 1
+            if place == index:
                 yield index, frame
                 break
         else:
             raise _TableError
 
 
-def _decode_from(reader: Reader, table: FrameTable, entry: int) -> Iterator["VideoFrame"]:
+def _decode_from(reader: Reader, table: FrameTable, entry: int, kept: frozenset[int]) -> Iterator["VideoFrame"]:
     for packet in reader.packets_from(table, entry):
-        yield from reader.decode(packet)
+        yield from reader.decode(packet, wanted=packet.pts is None or packet.pts in kept)
 
 
 def _read_through(reader: Reader, packets: int, count: int) -> Clip:

@@ -120,9 +120,9 @@ def test_frames_of_one_group_are_decoded_without_seeking_again(
     entries = []
     original = video._decode_from
 
-    def spy(reader: packets.Reader, table: packets.FrameTable, entry: int) -> object:
+    def spy(reader: packets.Reader, table: packets.FrameTable, entry: int, kept: frozenset[int]) -> object:
         entries.append(entry)
-        return original(reader, table, entry)
+        return original(reader, table, entry, kept)
 
     monkeypatch.setattr(video, "_decode_from", spy)
     sample(long_groups, 5)  # 0 46 92 138 184: keyframe 60 is as good as reached at 46, 120 and 180 are worth a seek
@@ -130,6 +130,24 @@ def test_frames_of_one_group_are_decoded_without_seeking_again(
     entries.clear()
     sample(long_groups, 185)
     assert len(entries) == 1
+
+
+@pytest.mark.parametrize(("name", "spared"), [("a.mp4", True), ("a.mkv", True), ("a.ts", False)])
+def test_frames_from_which_no_other_is_made_are_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, spared: bool
+) -> None:
+    path = write_video(tmp_path / name, 121, options={"g": "60", "bf": "3", "sc_threshold": "0"})
+    made, decode = [], packets.Reader.decode
+
+    def count(reader: packets.Reader, packet: av.Packet, **how: bool) -> list[av.VideoFrame]:
+        made.extend(frames := decode(reader, packet, **how))
+        return frames
+
+    monkeypatch.setattr(packets.Reader, "decode", count)
+    clip = sample(path, 5)
+    assert clip.indices.tolist() == [0, 30, 60, 90, 120]
+    assert (len(made) < 75) == spared  # of four frames, two are B-frames that no other needs
+    np.testing.assert_array_equal(clip.frames, read_all(path)[0][clip.indices])
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
@@ -349,9 +367,9 @@ def test_memory_does_not_grow_with_the_length_of_the_video(tmp_path: Path, monke
     resident, painted = [], []
     decode, paint = packets.Reader.decode, video._Painter.__call__
 
-    def watch_decode(reader: packets.Reader, packet: av.Packet) -> list[av.VideoFrame]:
+    def watch_decode(reader: packets.Reader, packet: av.Packet, **how: bool) -> list[av.VideoFrame]:
         resident.append(int(statm.read_text().split()[1]) * 4096)
-        return decode(reader, packet)
+        return decode(reader, packet, **how)
 
     monkeypatch.setattr(packets.Reader, "decode", watch_decode)
     monkeypatch.setattr(video._Painter, "__call__", lambda *frame: painted.append(1) or paint(*frame))
