@@ -1,6 +1,6 @@
-"""The tables of bench/latency.py, from what it measured.
+"""The tables of bench/latency.py, from what it measured, and a plot of the growth.
 
-    python bench/latency_tables.py FILE.json [--markdown]
+    python bench/latency_tables.py FILE.json [--markdown] [--plot FILE.svg]
 
 A part that was not measured is left out.
 """
@@ -11,6 +11,8 @@ import argparse
 import json
 from pathlib import Path
 
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,6 +21,8 @@ PAPER = {"full": 754.77, "allocator": 149.59, "backbone": 239.22}  # ms on an H1
 ALLOCATORS = {"self-preview": 8.0, "smolvlm2": 15.0}  # and the most milliseconds each may take
 RATIOS = {"full": 0.70, "allocated": 0.70}  # of the plain path's time
 SPEEDUPS = {"our full": 2.8, "plain full": 4.0}  # of allocator and backbone together
+COLOURS = {"our full": "#6c757d", "our allocated": "#00798c", "allocator": "#e09f3e"}
+COLOURS |= {"one by one": "#6c757d", "packed": "#00798c"}
 
 Rows = list[tuple[str, ...]]
 
@@ -153,12 +157,45 @@ def print_tables(results: dict, *, markdown: bool = False) -> None:
         console.print(table)
 
 
+def draw_growth(results: dict, path: Path) -> None:
+    """Milliseconds against the candidates, and a video's against the batch, of the first model that was asked for."""
+    times = next(about["times"] for about in results["models"].values() if "growth" in about)
+    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "growth"}):
+        figure = Figure(figsize=(8.2, 3.1), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for part in ("our full", "our allocated", "allocator"):
+            _line(left, {int(key.split()[1][:-1]): key for key in times if key.endswith(f": {part}")}, times, part)
+        for part in ("one by one", "packed"):
+            _line(right, {int(key.split()[1][:-1]): key for key in times if key.endswith(f": {part}")}, times, part)
+        left.set(xlabel="candidate frames of 720p", ylabel="milliseconds", yscale="log", title="one budget")
+        left.yaxis.set_major_formatter("{x:g}")
+        right.set(xlabel="videos at a time", ylabel="milliseconds a video", title="allocated")
+        right.set_ylim(0, 1.2 * right.get_ylim()[1])
+        for panel, place in ((left, (0.62, 0.53)), (right, "lower right")):
+            panel.set_xticks(panel.lines[0].get_xdata())
+            panel.grid(axis="y", color="#dddddd", linewidth=0.7)
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.legend(frameon=False, fontsize=8, loc=place)
+        figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _line(panel, keys: dict[int, str], times: dict, part: str) -> None:
+    """A line of the medians under `keys`; of a batch, a video's share."""
+    values = [times[key]["median_ms"] / (place if key.startswith("batch") else 1) for place, key in keys.items()]
+    label = part.removeprefix("our ")
+    panel.plot(list(keys), values, color=COLOURS[part], marker="o", markersize=4.5, linewidth=1.8, label=label)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--plot", type=Path, help="draw the growth here, .svg or .png")
     options = parser.parse_args()
-    print_tables(json.loads(options.file.read_text()), markdown=options.markdown)
+    results = json.loads(options.file.read_text())
+    print_tables(results, markdown=options.markdown)
+    if options.plot:
+        draw_growth(results, options.plot)
 
 
 if __name__ == "__main__":
