@@ -190,6 +190,9 @@ def test_a_folder_that_can_not_be_read_is_named_and_keeps_its_vectors(index, fol
         assert added.failed == [(str(closed), "cannot be read (Permission denied); check its permissions")]
         assert (added.unchanged, added.missing, added.dropped, added.done) == (8, 0, 0, added.total)
     assert index.info()["videos"] == 9
+    refused = f"{closed / 'v0.mp4'}: cannot be read (Permission denied); check its permissions"
+    assert verify(index) == [refused]
+    assert "v0.mp4" in {Path(hit.path).name for hit in index.search("anything", top=9)}
 
 
 def test_vectors_without_their_file_are_used_and_not_made_again(index, folder):

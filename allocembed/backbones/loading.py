@@ -191,7 +191,7 @@ def _merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
         from peft.utils import load_peft_weights
     except ImportError as error:
-        raise BackboneError(f"{folder} is a PEFT adapter: pip install 'allocembed[peft]'") from error
+        raise BackboneError(f"{folder} is a PEFT adapter: pip install -e '.[peft]'") from error
     # Adapters from before transformers 4.52 were saved on the model with its head, under the old module names.
     renamed = {
         re.sub(

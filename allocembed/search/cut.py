@@ -9,6 +9,7 @@ from pathlib import Path
 
 from allocembed.output import whole_file
 from allocembed.search.errors import SearchError
+from allocembed.search.files import is_there
 
 # Containers that can be written with what they usually hold, by FFmpeg's names for them; all others go into Matroska,
 # which holds anything.
@@ -22,8 +23,10 @@ def cut(source: str | Path, start: float, end: float, folder: Path, name: str) -
     source = Path(source)
     suffix = source.suffix.lower() if source.suffix.lower() in KEPT else ".mkv"
     target = folder / f"{name}{suffix}"
-    if not source.is_file():
-        raise SearchError(f"{source} is gone: run allocembed index again, with --prune to forget it")
+    if not is_there(source):
+        raise SearchError(
+            f"{source} is gone or its folder closed: run allocembed index again, with --prune to forget it"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(target) as scratch:

@@ -74,6 +74,14 @@ def cannot_read(error: OSError) -> str:
     return f"cannot be read ({error.strerror}); check its permissions"
 
 
+def is_there(path: str | Path) -> bool:
+    """Whether a file can be reached: not where it is gone, nor in a folder that may not be entered."""
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
+
+
 def fingerprint(path: str | Path) -> str:
     """32 hex digits that say what is in a file: its size and up to 64 blocks of it, spread evenly, ends included.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from allocembed.search.adding import Added, Progress, Run
 from allocembed.search.errors import SearchError
-from allocembed.search.files import find_videos
+from allocembed.search.files import find_videos, is_there
 from allocembed.search.settings import PLAIN, Settings
 from allocembed.search.store import COLUMNS, Store, discard, exists, quote
 
@@ -235,7 +235,7 @@ class VideoIndex:
         names = ", ".join(map(quote, videos))
         rows = self.store.file_rows(f"error = '' and video in ({names})") if names else []
         files: dict[str, dict] = {}
-        for row in sorted(rows, key=lambda row: (not Path(row["path"]).is_file(), row["path"])):
+        for row in sorted(rows, key=lambda row: (not is_there(row["path"]), row["path"])):
             files.setdefault(row["video"], row)
         return files
 

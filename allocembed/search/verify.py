@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from allocembed.search.files import fingerprint
+from allocembed.search.files import cannot_read, fingerprint
 from allocembed.search.index import VideoIndex
 
 UNIT = 1e-3  # how far a vector's length may be from 1
@@ -29,8 +29,11 @@ def verify(index: VideoIndex) -> list[str]:
         path = Path(file["path"])
         if file["video"] not in whole:
             problems.append(f"{path}: its vectors are missing; run allocembed index on it")
-        if not path.is_file():
-            problems.append(f"{path}: the file is gone; run allocembed index with --prune to forget it")
-        elif fingerprint(path) != file["video"]:
-            problems.append(f"{path}: the file has changed; run allocembed index on it")
+        try:
+            if not path.is_file():
+                problems.append(f"{path}: the file is gone; run allocembed index with --prune to forget it")
+            elif fingerprint(path) != file["video"]:
+                problems.append(f"{path}: the file has changed; run allocembed index on it")
+        except OSError as error:
+            problems.append(f"{path}: {cannot_read(error)}")
     return problems
