@@ -213,7 +213,8 @@ class AllocEmbed:
 
     def _embeds_side_by_side(self) -> bool:
         """Whether whole videos go through the backbone beside each other, each on a core of its own."""
-        if self.backbone.device.type != "cpu":
+        # Compiled code is made for one number of threads, and would be made again for every core.
+        if self.backbone.device.type != "cpu" or self.backbone.compiled:
             return False
         return sum(weights.numel() for weights in self.backbone.model.parameters()) < SMALL
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from allocembed import AllocEmbed, Failure, embedder
+from allocembed.backbones.language import run_layer
+from allocembed.backbones.tower import run_block
 from allocembed.pipeline import in_order
 from allocembed.video import DecodeLimits, sample
 from tests.clips import LONG_GROUPS, picture, write_video
@@ -57,6 +59,17 @@ def test_vectors_are_what_they_are_alone_bit_for_bit(embeds, files, alone, batch
             assert isinstance(result, Failure)
         else:
             assert np.array_equal(result.vector, vector)
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["as it is", "compiled"])
+def test_a_compiled_backbone_reads_in_one_thread(qwen3_folder, files, monkeypatch, compile):
+    several = AllocEmbed.from_pretrained(qwen3_folder, "content", device="cpu", candidates=8, compile=compile)
+    threads, forward = set(), several.backbone.forward
+    monkeypatch.setattr(several.backbone, "block", run_block)  # compiling takes seconds, and is not what this is about
+    monkeypatch.setattr(several.backbone, "layer", run_layer)
+    monkeypatch.setattr(several.backbone, "forward", lambda *rows: threads.add(threading.get_ident()) or forward(*rows))
+    list(several.stream(files, workers=2))
+    assert (threads == {threading.get_ident()}) == compile
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])

@@ -91,7 +91,7 @@ class Backbone(ABC):
         sliding = "sliding_attention" in (getattr(model.config.text_config, "layer_types", None) or ())
         if self.device.type == "cuda" and self.dtype in (torch.bfloat16, torch.float16) and not sliding:
             use_row_attention(model.language_model)
-        self.block, self.layer = run_block, run_layer
+        self.block, self.layer, self.compiled = run_block, run_layer, compile
         if compile:
             # One graph serves all blocks and all sizes. Rounded where the model rounds, so that vectors stay the same.
             how = {"dynamic": True, "options": {"emulate_precision_casts": True}}
