@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.attention.varlen import varlen_attn
 
-from allocembed.backbones.attention import _by_cudnn, _by_length, kernel
+from allocembed.backbones.attention import _by_cudnn, _by_length, own_kernel
 
+kernel = own_kernel()
 CHUNKS = {
     "12 of 3,600": [3600] * 12,
     "12 of 210 to 3,600": [3600, 210, 2260, 680, 1130, 1960, 300, 530, 1430, 830, 980, 600],

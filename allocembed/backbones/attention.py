@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
+from functools import cache
 from itertools import accumulate
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
-
-try:
-    from allocembed.backbones import kernel
-except ImportError:  # Triton comes with torch where there is a GPU for it
-    kernel = None
 
 NAME = "flash_rows"
 CHUNKS_FOR_CUDNN = 1024  # patches of a chunk from which cuDNN is worth its plan: 0.49 ms against 0.72 at 1600, on H200
@@ -65,8 +62,9 @@ def attend_rows(
     """(N, heads, d) positions of all rows, cut at `bounds` (rows + 1,), to (N, heads, d), contiguous."""
     if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
         return _by_length(query, key, value, bounds.diff().tolist(), causal, scale)
-    if kernel is not None and not causal and not torch.is_grad_enabled() and kernel.fits(query, key, value):
-        return kernel.attend(query, key, value, bounds, longest, scale)
+    ours = own_kernel()
+    if ours is not None and not causal and not torch.is_grad_enabled() and ours.fits(query, key, value):
+        return ours.attend(query, key, value, bounds, longest, scale)
     rows = len(bounds) - 1
     large = longest >= CHUNKS_FOR_CUDNN if not causal else longest >= TOKENS_FOR_CUDNN and rows == 1
     if large and rows * longest == len(query) and not torch.is_grad_enabled():
@@ -75,6 +73,16 @@ def attend_rows(
     window = (-1, 0) if causal else (-1, -1)
     grouped = GROUPED if query.shape[1] != key.shape[1] else {}
     return varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=window, **grouped)
+
+
+@cache
+def own_kernel() -> ModuleType | None:
+    """Our kernel; None without Triton, which comes with torch where there is a GPU for it."""
+    try:
+        from allocembed.backbones import kernel
+    except ImportError:
+        return None
+    return kernel
 
 
 def _by_cudnn(query, key, value, rows: int, causal: bool, scale: float | None) -> torch.Tensor:
