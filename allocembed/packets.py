@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FETCH_AGAIN = "download or copy it again"
 STEADY = 0.1  # spread of frame intervals, relative to their median, that still counts as a constant rate
+SPARING = ("h264", "hevc", "mpeg4", "mpeg2video")  # codecs that mark frames from which no other is made
 SEEK_BACK_SECONDS = (0, 2, 20)  # how much earlier to try when a container's seek lands past what was asked for
 
 
@@ -102,6 +103,7 @@ class Reader:
         self.stream.thread_type = "AUTO"
         self.stream.codec_context.thread_count = self.limits.threads
         self.stream.codec_context.options = {"max_pixels": str(self.limits.max_pixels)}
+        self.spares = self._can_spare_frames()
 
     @contextmanager
     def failures(self, cause: str, remedy: str) -> Iterator[None]:
@@ -158,16 +160,25 @@ class Reader:
     def decode(self, packet: "Packet | None", *, wanted: bool = True) -> list["VideoFrame"]:
         """The frames that come out when `packet` goes in; None drains the decoder.
 
-        A packet that is not `wanted` itself is left out where no other frame is made from it, as from most B-frames;
-        but only where a packet is a frame, so that what comes out still tells which frame it is.
+        Where the reader `spares` frames, a packet that is not `wanted` itself is left out if no other frame is made
+        from it, as from most B-frames.
         """
-        if self.packet_per_frame:
+        if self.spares:
             self.stream.codec_context.skip_frame = "DEFAULT" if wanted else "NONREF"
         remedy = FETCH_AGAIN
         if self.limits.max_pixels < DecodeLimits.max_pixels:  # a decoder that refuses large frames does not say so
             remedy += f", or raise DecodeLimits.max_pixels if frames grow past {self.limits.max_pixels}"
         with self.failures("a frame cannot be decoded, the file is truncated or corrupt", remedy):
             return self.stream.codec_context.decode(packet)
+
+    def _can_spare_frames(self) -> bool:
+        """Whether the decoder may leave out frames from which no other is made, and what comes out still tells which
+        frame it is: a packet must be a frame. In HEVC with temporal layers the mark speaks of its own layer alone."""
+        context = self.stream.codec_context
+        if not self.packet_per_frame or context.name not in SPARING:
+            return False
+        record = context.extradata or b""  # of HEVC one that counts the layers, in its 22nd byte
+        return context.name != "hevc" or (len(record) > 21 and record[21] >> 3 & 7 == 1)
 
     def _best_stream(self) -> Any:
         cover = self.av.stream.Disposition.attached_pic

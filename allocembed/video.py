@@ -241,8 +241,8 @@ def _decode_keyframes(reader: Reader, landings: list[_Landing]) -> Iterator[tupl
 def _decode_exactly(reader: Reader, table: FrameTable, wanted: list[int]) -> Iterator[tuple[int, "VideoFrame"]]:
     """Decode forward from the keyframe before each wanted frame, going on without a seek where that is near.
 
-    Every frame on the way is held against the table, so that none can pass for another. Frames on the way from which
-    no other is made are not decoded, where the container says which packet is which frame.
+    Every frame on the way is held against the table, so that none can pass for another. Where the reader spares frames,
+    those on the way from which no other is made are not decoded.
     """
     kept = frozenset(table.stamps[wanted].tolist())
     frames: Iterator[VideoFrame] = iter(())
@@ -256,7 +256,7 @@ def _decode_exactly(reader: Reader, table: FrameTable, wanted: list[int]) -> Ite
             if frame.pts is not None and frame.pts < table.stamps[following]:
                 continue  # of an open group: shown before the keyframe, and broken without the group before it
             place = following
-            if reader.packet_per_frame and frame.pts is not None:
+            if reader.spares and frame.pts is not None:
                 place = int(np.searchsorted(table.stamps, frame.pts))
             if place > index or frame.pts != table.stamps[place]:
                 raise _TableError

@@ -26,6 +26,7 @@ ENCODINGS = {
     "h264-mp4-short-groups": ("a.mp4", "libx264", {"g": "3", "bf": "2", "sc_threshold": "0", "keyint_min": "1"}),
     "h264-mp4-open-groups": ("a.mp4", "libx264", {**LONG_GROUPS, "x264-params": "open-gop=1"}),
     "h264-mp4-intra-refresh": ("a.mp4", "libx264", {"x264-params": "intra-refresh=1:keyint=60:bframes=0"}),
+    "h264-mp4-interlaced": ("a.mp4", "libx264", {**LONG_GROUPS, "x264-params": "interlaced=1:bframes=5"}),
     "h264-mkv": ("a.mkv", "libx264", LONG_GROUPS),
     "h264-ts": ("a.ts", "libx264", LONG_GROUPS),
     "h264-ts-open-groups": ("a.ts", "libx264", {**LONG_GROUPS, "x264-params": "open-gop=1"}),
@@ -34,12 +35,15 @@ ENCODINGS = {
     "h264-raw-no-timestamps": ("a.h264", "libx264", LONG_GROUPS),
     "hevc-mp4": ("a.mp4", "libx265", {"x265-params": X265 + "0"}),
     "hevc-mp4-open-groups": ("a.mp4", "libx265", {"x265-params": X265 + "1"}),
+    "hevc-mp4-temporal-layers": ("a.mp4", "libx265", {"x265-params": X265 + "0:temporal-layers=2:b-adapt=0"}),
     "hevc-mkv-open-groups": ("a.mkv", "libx265", {"x265-params": X265 + "1"}),
     "vp8-webm": ("a.webm", "libvpx", {"g": "60", "deadline": "realtime", "cpu-used": "8"}),
     "vp9-webm-hidden-frames": ("a.webm", "libvpx-vp9", VP9),
     "av1-mp4-hidden-frames": ("a.mp4", "libsvtav1", {"g": "60", "preset": "12"}),
     "av1-webm-hidden-frames": ("a.webm", "libsvtav1", {"g": "60", "preset": "12"}),
     "mpeg2-mpg": ("a.mpg", "mpeg2video", {"g": "12", "bf": "2"}),
+    "mpeg2-mkv": ("a.mkv", "mpeg2video", {"g": "12", "bf": "2"}),
+    "mpeg4-mp4": ("a.mp4", "mpeg4", {"g": "60", "bf": "2"}),
     "mpeg4-avi": ("a.avi", "mpeg4", {"g": "60", "bf": "2"}),
 }  # fmt: skip
 
