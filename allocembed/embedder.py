@@ -167,9 +167,10 @@ class AllocEmbed:
     ) -> Iterator[Embedding | Failure]:
         """Embeds videos in order as they are read; a bad file yields a Failure and costs itself only.
 
-        `workers` threads, by default one for every core, make videos ready while the backbone works; at most
-        2 × `batch` wait for it. A GPU embeds `batch` videos at a time, packed. On a CPU every video is embedded alone,
-        so that its vector is the same, bit for bit, in any company; a small backbone does so on every core at once.
+        `workers` threads, by default one for every core, make videos ready while the backbone works: ahead of it are at
+        most one in each thread and 2 × `batch` more. A GPU embeds `batch` videos at a time, packed. On a CPU every
+        video is embedded alone, so that its vector is the same, bit for bit, in any company; a small backbone that is
+        not compiled does so on every core at once.
         """
         if isinstance(sources, str | Path):
             raise TypeError(f"give a list of videos, as in [{str(sources)!r}], or use encode_video")
