@@ -5,22 +5,44 @@
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from allocembed.backbones.loading import load_backbone
+    from allocembed.budget import Allocation, Budget
+    from allocembed.config import EmbedConfig
+    from allocembed.embedder import AllocEmbed, Failure, TextEmbedding, VideoEmbedding
+    from allocembed.errors import AllocEmbedError, VideoError
+    from allocembed.video import Clip, open_video
+
+__version__ = "0.2.0"
+__all__ = [
+    "AllocEmbed",
+    "AllocEmbedError",
+    "Allocation",
+    "Budget",
+    "Clip",
+    "EmbedConfig",
+    "Failure",
+    "TextEmbedding",
+    "VideoEmbedding",
+    "VideoError",
+    "load_backbone",
+    "open_video",
+]
 _HOMES = {
-    "AllocEmbed": "embedder",
-    "Embedding": "embedder",
-    "Failure": "embedder",
-    "Allocation": "budget",
-    "Budget": "budget",
-    "Clip": "video",
-    "VideoError": "video",
-    "load_backbone": "backbones",
+    "backbones.loading": ("load_backbone",),
+    "budget": ("Allocation", "Budget"),
+    "config": ("EmbedConfig",),
+    "embedder": ("AllocEmbed", "Failure", "TextEmbedding", "VideoEmbedding"),
+    "errors": ("AllocEmbedError", "VideoError"),
+    "video": ("Clip", "open_video"),
 }
-__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    """Imports on first use, so that `allocembed --help` does not wait for torch."""
-    if name in _HOMES:
-        return getattr(import_module(f"allocembed.{_HOMES[name]}"), name)
+    """Import on first use, so that `allocembed --help` does not wait for torch."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"allocembed.{module}"), name)
     raise AttributeError(f"module 'allocembed' has no attribute {name!r}")

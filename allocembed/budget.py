@@ -1,9 +1,9 @@
-"""The budget as a promise: grids, their exact cost in tokens, and the projection that never exceeds it.
+"""The hard token budget: grids, their exact cost, and the projection that never exceeds it.
 
-A chunk (two frames) that is given `rows × cols` merged tokens costs exactly `rows * cols` of the tokens the
-language model reads. `project` turns wished-for scales into such grids (equation 3 of the paper): it finds
-the largest common multiplier that fits, then spends what is left chunk by chunk. Everything is vectorised
-over videos, because training projects every rollout.
+A chunk with a grid of `rows × cols` tokens costs exactly `rows * cols` of the tokens that the language model reads.
+`project` turns requested scales into such grids (equation 3 of the paper): it finds the largest common multiplier that
+fits, then spends the remaining tokens chunk by chunk. It is vectorised over videos, because training projects every
+rollout.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from allocembed.errors import BudgetError
+
 BASE_FRAMES = 8  # "Base embeds 8 uniformly sampled frames at the original resolution" (paper, appendix A.2)
 CANDIDATES = 24  # "the other methods begin with 24 candidate frames" (ibid.)
 SCALE_RANGE = (0.2, 1.8)  # table 4
-FRAMES_PER_CHUNK = 2  # the temporal patch of the Qwen vision towers
-LARGEST = 10**9  # tokens or frames: far above any model, far below what overflows
+LARGEST = 10**9  # tokens or frames: far above any model, far below integer overflow
+EXTREME = 1e9  # scales beyond it, or below its inverse, are limited
 _NUDGE = 1e-9  # lifts a scale over the rounding edge it was computed from
 _BISECTIONS = 40
 
 
-class BudgetError(ValueError):
-    """No allocation can meet the budget; the message names the smallest one that could be met."""
-
-
 @dataclass(frozen=True, order=True)
 class Grid:
-    """Merged visual tokens of one chunk, as rows × cols.
+    """Visual tokens of one chunk, as rows × cols.
 
     >>> Grid(22, 40).tokens
     880
@@ -44,7 +42,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Budget:
-    """The most visual tokens a video may cost: so many native frames of that video, or so many tokens.
+    """Most visual tokens that a video may cost: the cost of N native frames of that video, or a number of tokens.
 
     >>> Budget.parse("8f")
     Budget(frames=8, limit=None)
@@ -52,6 +50,8 @@ class Budget:
     3520
     >>> Budget.parse("8f").tokens(Grid(22, 40), available=3)
     1760
+    >>> Budget.parse("8f").tokens(Grid(7, 10), available=500, frames_per_chunk=1)
+    560
     >>> Budget.parse("2048").tokens(Grid(22, 40), available=500)
     2048
     """
@@ -61,17 +61,17 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.frames is None) == (self.limit is None):
-            raise BudgetError('a budget is either frames or tokens: Budget(frames=8), or Budget.parse("2048")')
+            raise BudgetError('a budget is either frames or tokens: Budget(frames=8) or Budget.parse("2048")')
         amount = self.frames if self.limit is None else self.limit
         if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or not 1 <= amount <= LARGEST:
             raise BudgetError(f"a budget must be a whole number from 1 to {LARGEST:,}, not {amount!r}")
 
     @classmethod
     def parse(cls, text: str | int | Budget) -> Budget:
-        """Reads "8f" (native frames) or "2048" (tokens); an int means tokens; a Budget passes through."""
+        """Parse "8f" (native frames) or "2048" (tokens). An int means tokens; a Budget is returned as it is."""
         if isinstance(text, Budget):
             return text
-        match = re.fullmatch(r"\s*(\d+)\s*(f|frames?)?\s*", str(text), re.IGNORECASE)
+        match = re.fullmatch(r"\s*(\d{1,12})\s*(f|frames?)?\s*", str(text), re.IGNORECASE)
         if not match:
             raise BudgetError(f"cannot read the budget {text!r}: write 8f for 8 native frames, or 2048 for tokens")
         amount = int(match[1])
@@ -79,21 +79,23 @@ class Budget:
 
     @property
     def base_frames(self) -> int:
-        """Frames that Base embeds under this budget."""
+        """Frames that the method `base` embeds under this budget."""
         return BASE_FRAMES if self.frames is None else self.frames
 
     @property
     def unit(self) -> str:
-        """What costs are relative to under this budget, for whoever prints them.
+        """Words that say what a relative cost of 1.000× is under this budget.
 
         >>> Budget.parse("16f").unit, Budget.parse("2048").unit
         ('1.000× = 16 frames at native size', '1.000× = 8 frames at native size')
         """
         return f"1.000× = {self.base_frames} frames at native size"
 
-    def tokens(self, native: Grid, available: int) -> int:
-        """Tokens this budget allows a video of `available` frames whose native grid is `native`."""
-        return base_cost(native, self.base_frames, available) if self.limit is None else self.limit
+    def tokens(self, native: Grid, available: int, frames_per_chunk: int = 2) -> int:
+        """Tokens that this budget allows a video of `available` frames with the native grid `native`."""
+        if self.limit is not None:
+            return self.limit
+        return base_cost(native, self.base_frames, available, frames_per_chunk)
 
     def __str__(self) -> str:
         return f"{self.frames}f" if self.limit is None else str(self.limit)
@@ -101,9 +103,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What every chunk gets: its frames (positions in the clip), its scale, its grid; and the exact cost."""
+    """What each chunk gets: its frames (positions in the clip), its scale and its grid; and the exact cost."""
 
-    frames: tuple[tuple[int, int], ...]
+    frames: tuple[tuple[int, ...], ...]
     scales: tuple[float, ...]
     grids: tuple[Grid, ...]
     native: Grid
@@ -124,36 +126,36 @@ class Allocation:
         return len(self.grids)
 
 
-def base_cost(native: Grid, frames: int, available: int) -> int:
-    """Tokens of Base: `frames` native frames, or all `available` ones where there are fewer.
+def base_cost(native: Grid, frames: int, available: int, frames_per_chunk: int = 2) -> int:
+    """Tokens of the method `base`: `frames` native frames, or all `available` ones if there are fewer.
 
     >>> base_cost(Grid(6, 8), 8, 1000), base_cost(Grid(6, 8), 8, 5), base_cost(Grid(6, 8), 8, 1)
     (192, 144, 48)
     """
-    return native.tokens * chunk_count(min(frames, available))
+    return native.tokens * chunk_count(min(frames, available), frames_per_chunk)
 
 
-def chunk_count(frames: int) -> int:
-    """Chunks that `frames` frames make; an odd last frame is a chunk of its own.
+def chunk_count(frames: int, frames_per_chunk: int = 2) -> int:
+    """Number of chunks that `frames` frames make; the last chunk may be incomplete.
 
-    >>> [chunk_count(n) for n in (1, 2, 3, 24)]
-    [1, 1, 2, 12]
+    >>> [chunk_count(n) for n in (1, 2, 3, 24)], chunk_count(24, frames_per_chunk=1)
+    ([1, 1, 2, 12], 24)
     """
-    return -(-frames // FRAMES_PER_CHUNK)
+    return -(-frames // frames_per_chunk)
 
 
-def chunk_frames(kept: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Pairs kept frames into chunks; an odd last frame is paired with itself, as the backbones repeat it.
+def chunk_frames(kept: np.ndarray, frames_per_chunk: int = 2) -> tuple[tuple[int, ...], ...]:
+    """Group kept frames into chunks. The last frame is repeated to fill the last chunk, as the backbones do.
 
-    >>> chunk_frames(np.array([0, 3, 5]))
-    ((0, 3), (5, 5))
+    >>> chunk_frames(np.array([0, 3, 5])), chunk_frames(np.array([0, 3]), frames_per_chunk=1)
+    (((0, 3), (5, 5)), ((0,), (3,)))
     """
-    kept = [int(position) for position in kept]
-    return tuple((first, kept[min(i + 1, len(kept) - 1)]) for i, first in enumerate(kept) if i % 2 == 0)
+    padded = np.pad(kept, (0, -len(kept) % frames_per_chunk), mode="edge").reshape(-1, frames_per_chunk)
+    return tuple(tuple(chunk) for chunk in padded.tolist())
 
 
 def grids_at(scales: np.ndarray, native: np.ndarray) -> np.ndarray:
-    """Rows and cols at each scale: (..., C) scales and (..., 2) native grids give (..., C, 2) grids.
+    """Rows and cols at each scale: scales (..., C) and native grids (..., 2) give grids (..., C, 2).
 
     >>> grids_at(np.array([0.2, 0.5, 1.0]), np.array([6, 8])).tolist()
     [[1, 2], [3, 4], [6, 8]]
@@ -163,10 +165,10 @@ def grids_at(scales: np.ndarray, native: np.ndarray) -> np.ndarray:
 
 
 def check_range(scale_range: tuple[float, float]) -> tuple[float, float]:
-    """Returns the range as floats; refuses one that is empty, reversed or not positive."""
+    """Return the range as floats; raise BudgetError if it is empty, reversed or not positive."""
     low, high = (float(bound) for bound in scale_range)
     if not (0 < low <= high < np.inf):
-        raise BudgetError(f"the scale range must be 0 < s_min ≤ s_max, as in 0.2,1.8; got {low:g},{high:g}")
+        raise BudgetError(f"the scale range must be 0 < s_min ≤ s_max, such as 0.2 1.8; got {low:g} {high:g}")
     return low, high
 
 
@@ -178,30 +180,36 @@ def project(
     *,
     grow: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Projects scales onto a token budget: the returned grids never cost more than it.
+    """Project scales onto a token budget. The returned grids never cost more than the budget.
 
-    `scales` is (C,) or (V, C), positive; NaN marks padding in videos with fewer chunks. `native` is a Grid or
-    (V, 2), `budget` a number or (V,). With `grow=False` no chunk is given more than its own scale asks for.
-    Returns the realised scales (V, C) and grids (V, C, 2), zero where padded; without the V axis if `scales`
-    had none. A chunk with a larger scale never gets a smaller grid.
+    `scales` is (C,) or (V, C), positive; NaN marks padding in videos with fewer chunks. `native` is a Grid or (V, 2),
+    `budget` a number or (V,). With `grow=False` no chunk gets a larger scale than requested. Returns the realised
+    scales (V, C) and grids (V, C, 2), zero where padded, without the V axis if `scales` had none. A chunk with a larger
+    requested scale never gets a smaller grid.
 
     >>> realised, grids = project(np.array([0.4, 1.2, 0.8]), Grid(6, 8), 96)
     >>> grids.tolist(), int(grids.prod(-1).sum())
     ([[3, 3], [7, 9], [4, 6]], 96)
     """
     low, high = check_range(scale_range)
-    wished = np.atleast_2d(np.asarray(scales, dtype=np.float64))
+    requested = np.atleast_2d(np.asarray(scales, dtype=np.float64))
+    if not np.all(np.isfinite(budget)) or np.any(np.asarray(budget) > LARGEST):
+        raise BudgetError(f"a budget must be a whole number from 1 to {LARGEST:,}, not {budget}")
     native = np.asarray([native.rows, native.cols] if isinstance(native, Grid) else native, dtype=np.int64)
-    native = np.broadcast_to(native, (len(wished), 2))
-    budget = np.broadcast_to(np.asarray(budget, dtype=np.int64), (len(wished),))
-    valid = ~np.isnan(wished)
-    if not (valid.any(-1).all() and np.all(wished[valid] > 0) and np.all(np.isfinite(wished[valid]))):
+    native = np.broadcast_to(native, (len(requested), 2))
+    budget = np.broadcast_to(np.asarray(budget, dtype=np.int64), (len(requested),))
+    valid = ~np.isnan(requested)
+    if not (valid.any(-1).all() and np.all(requested[valid] > 0) and np.all(np.isfinite(requested[valid]))):
         raise BudgetError("scales must be positive and finite, at least one for every video")
+    # Only ratios matter. Extreme ones would overflow the multiplier, and are limited to a range that cannot.
+    largest = np.nanmax(requested, 1, keepdims=True)
+    extreme = (largest > EXTREME) | (np.nanmin(requested, 1, keepdims=True) < 1 / EXTREME)
+    requested = np.where(extreme, np.maximum(requested / largest, 1 / EXTREME), requested)
 
-    # Sorted by falling scale, levels that never rise from left to right are exactly the orders we promise.
-    order = np.lexsort((np.broadcast_to(_spread(wished.shape[1]), wished.shape), -np.where(valid, wished, 0)))
-    sorted_wish = np.take_along_axis(np.where(valid, wished, np.nan), order, 1)
-    realised = _fit(sorted_wish, native, budget, low, high, grow)
+    # Sorted by falling scale, the promised order holds exactly if grids never grow from left to right.
+    order = np.lexsort((np.broadcast_to(_spread(requested.shape[1]), requested.shape), -np.where(valid, requested, 0)))
+    sorted_requests = np.take_along_axis(np.where(valid, requested, np.nan), order, 1)
+    realised = _fit(sorted_requests, native, budget, low, high, grow)
     unsorted = np.empty_like(realised)
     np.put_along_axis(unsorted, order, realised, 1)
     grids = np.where(valid[..., None], grids_at(np.where(valid, unsorted, low), native), 0)
@@ -210,19 +218,19 @@ def project(
 
 
 def scales_of(grids: np.ndarray, native: np.ndarray) -> np.ndarray:
-    """The scale in the middle of all those that give each grid: (V, C, 2) grids to (V, C) scales.
+    """The middle of the range of scales that gives each grid: grids (V, C, 2) to scales (V, C).
 
     >>> scales_of(np.array([[[6, 8], [3, 4]]]), np.array([[6, 8]])).tolist()
     [[1.0, 0.5]]
     """
-    # One token is the least a side can have, so every smaller scale gives it too.
+    # A side has at least one token, so every smaller scale gives one token too.
     lowest = (np.where(grids > 1, grids - 0.5, 0) / native[:, None, :]).max(-1)
     highest = ((grids + 0.5) / native[:, None, :]).min(-1)
     return (lowest + highest) / 2
 
 
 def _spread(count: int) -> np.ndarray:
-    """Ranks that scatter equal chunks over time (bit-reversed order), so leftovers are not all spent early.
+    """Ranks that scatter equal chunks over time (bit-reversed order), so that spare tokens are not all spent early.
 
     >>> _spread(5).tolist()
     [0, 3, 2, 4, 1]
@@ -232,25 +240,27 @@ def _spread(count: int) -> np.ndarray:
     return np.argsort(np.argsort(reversed_bits))
 
 
-def _fit(wish, native, budget, low, high, grow) -> np.ndarray:
-    """Realised scales for wishes sorted in falling order; NaN stays NaN."""
+def _fit(
+    requested: np.ndarray, native: np.ndarray, budget: np.ndarray, low: float, high: float, grow: bool
+) -> np.ndarray:
+    """Realised scales for requested scales in falling order; NaN stays NaN."""
 
     def tokens(at: np.ndarray) -> np.ndarray:
         return np.where(np.isnan(at), 0, grids_at(np.nan_to_num(at, nan=low), native).prod(-1))
 
     def scaled(multiplier: np.ndarray) -> np.ndarray:
-        return np.clip(wish * multiplier[:, None], low, high)
+        return np.clip(requested * multiplier[:, None], low, high)
 
-    smallest = tokens(np.where(np.isnan(wish), wish, low)).sum(-1)
+    smallest = tokens(np.where(np.isnan(requested), requested, low)).sum(-1)
     if np.any(smallest > budget):
         worst = int(np.argmax(smallest - budget))
         raise BudgetError(
             f"the budget of {budget[worst]} tokens is too small: even at scale {low:g} the "
-            f"{int((~np.isnan(wish[worst])).sum())} chunks cost {smallest[worst]}. The smallest budget that "
-            f"would do is {smallest[worst]}; or take fewer candidates, or lower the range's minimum."
+            f"{int((~np.isnan(requested[worst])).sum())} chunks cost {smallest[worst]}. Raise the budget to at least "
+            f"{smallest[worst]}, use fewer candidates, or lower the minimum of the scale range."
         )
-    most = np.ones(len(wish)) if not grow else high / np.nanmin(wish, 1)
-    least = np.minimum(low / np.nanmax(wish, 1), most)
+    most = np.ones(len(requested)) if not grow else high / np.nanmin(requested, 1)
+    least = np.minimum(low / np.nanmax(requested, 1), most)
     fits = tokens(scaled(most)).sum(-1) <= budget
     least = np.where(fits, most, least)
     for _ in range(_BISECTIONS):
@@ -259,12 +269,14 @@ def _fit(wish, native, budget, low, high, grow) -> np.ndarray:
         least, most = np.where(fits, middle, least), np.where(fits, most, middle)
 
     at = scaled(least)
-    ceiling = np.full_like(at, high) if grow else np.clip(wish, low, high)
-    return _spend_rest(at, wish, native, budget - tokens(at).sum(-1), ceiling)
+    ceiling = np.full_like(at, high) if grow else np.clip(requested, low, high)
+    return _spend_rest(at, requested, native, budget - tokens(at).sum(-1), ceiling)
 
 
-def _spend_rest(at, wish, native, rest, ceiling) -> np.ndarray:
-    """Lifts single chunks to their next grid while tokens are left: first whoever the multiplier reaches next."""
+def _spend_rest(
+    at: np.ndarray, requested: np.ndarray, native: np.ndarray, rest: np.ndarray, ceiling: np.ndarray
+) -> np.ndarray:
+    """Raise single chunks to their next grid while tokens remain, in the order the common multiplier reaches them."""
     at, rest = at.copy(), rest.copy()
     active = np.arange(len(at))
     while len(active):
@@ -275,7 +287,7 @@ def _spend_rest(at, wish, native, rest, ceiling) -> np.ndarray:
         left = np.concatenate([np.full((len(here), 1), np.inf), here[:, :-1]], 1)
         in_order = (grids_at(np.nan_to_num(left, posinf=1e6), size) >= grids_at(following, size)).all(-1)
         allowed = ~np.isnan(here) & (following <= ceiling[active]) & in_order & (price <= rest[active, None])
-        urgency = np.where(allowed, following / wish[active], np.inf)
+        urgency = np.where(allowed, following / requested[active], np.inf)
         pick = np.argmin(urgency, 1)
         found = np.isfinite(urgency[np.arange(len(active)), pick])
         active, pick = active[found], pick[found]

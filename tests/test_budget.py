@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocembed.budget import Budget, BudgetError, Grid, base_cost, chunk_frames, grids_at, project
-from allocembed.resize import Geometry
+from allocembed.budget import Budget, Grid, base_cost, chunk_frames, grids_at, project
+from allocembed.errors import BudgetError
+from allocembed.geometry import Geometry
 
 FACTORS = {"qwen2": (14, 2), "qwen3": (16, 2)}
 
@@ -37,7 +38,7 @@ def test_projection_keeps_all_its_promises(problem):
     scales, native, budget, (low, high) = problem
     least = smallest_cost(len(scales), native, low)
     if least > budget:
-        with pytest.raises(BudgetError, match=f"smallest budget that would do is {least}"):
+        with pytest.raises(BudgetError, match=f"at least {least}"):
             project(scales, native, budget, (low, high))
         return
     realised, grids = project(scales, native, budget, (low, high))
@@ -131,13 +132,34 @@ def test_meaningless_scales_are_refused(scales):
         project(np.array(scales), Grid(6, 8), 100)
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.floats(5e-324, 1.7e308), min_size=1, max_size=24), st.integers(1, 40), st.integers(1, 40))
+def test_extreme_scales_never_exceed_the_budget(scales, rows, cols):
+    native = Grid(rows, cols)
+    budget = max(base_cost(native, 8, 100), smallest_cost(len(scales), native, 0.2))
+    for grow in (True, False):
+        _, grids = project(np.array(scales), native, budget, grow=grow)
+        assert grids.prod(-1).sum() <= budget
+
+
+def test_the_smallest_numbers_there_are_keep_the_budget():
+    _, grids = project(np.array([1e-320] * 3), Grid(6, 8), 20)
+    assert grids.prod(-1).sum() <= 20
+
+
+@pytest.mark.parametrize("budget", [float("inf"), float("nan"), 10**10, 1e300])
+def test_an_impossible_budget_is_refused(budget):
+    with pytest.raises(BudgetError, match="whole number"):
+        project(np.ones(2), Grid(6, 8), budget)
+
+
 @pytest.mark.parametrize("bounds", [(0, 1), (1.8, 0.2), (-1, 1), (0.2, np.inf), (np.nan, 1)])
 def test_a_meaningless_range_is_refused(bounds):
     with pytest.raises(BudgetError, match="s_min"):
         project(np.ones(2), Grid(6, 8), 100, bounds)
 
 
-@pytest.mark.parametrize("text", ["", "0", "0f", "-3", "8g", "f8", "1.5f", "8 f f", "eight"])
+@pytest.mark.parametrize("text", ["", "0", "0f", "-3", "8g", "f8", "1.5f", "8 f f", "eight", "9" * 5000, "inf"])
 def test_a_budget_that_can_not_be_read_says_how_to_write_one(text):
     with pytest.raises(BudgetError, match="budget"):
         Budget.parse(text)

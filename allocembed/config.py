@@ -1,0 +1,168 @@
+"""The path from file to vector as a value: every setting that decides which vector a video gets.
+
+The command line, the index, the benchmark cache, model cards and exports all hold an `EmbedConfig`. Its digest is the
+only definition of "the same settings".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from allocembed.allocators.registry import check_allocator, is_method
+from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY, check_backbone
+from allocembed.budget import CANDIDATES, Budget, check_range
+from allocembed.errors import ConfigError, did_you_mean
+
+Seek = Literal["exact", "keyframe"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+RUN_ONLY = {"run_only": True}
+"""Metadata of fields that say where and how to compute. They change a vector by rounding only."""
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """How videos are embedded."""
+
+    backbone: str = DEFAULT_BACKBONE
+    """Embedding model: short name, hub id or local folder."""
+    allocator: str = "auto"
+    """How the budget is spent: base, full, uniform, content, select, learned, the folder or hub id of a learned
+    allocator, or auto (learned if one is bundled for the backbone, else uniform)."""
+    budget: str = "8f"
+    """Most visual tokens per video: 8f for the cost of 8 native frames, or a number of tokens."""
+    candidates: int = CANDIDATES
+    """Frames sampled from each video before allocation."""
+    scale_range: tuple[float, float] | None = None
+    """Smallest and largest scale of a frame. Default: the allocator's own, usually 0.2 1.8."""
+    seek: Seek = "exact"
+    """exact decodes the very frames; keyframe takes the nearest keyframe if it is close, which is much faster."""
+    start: float | None = None
+    """Embed the video from this second on."""
+    end: float | None = None
+    """Embed the video up to this second."""
+    dim: int | None = None
+    """Keep only the first dimensions of the vector (Matryoshka). Default: all."""
+    device: str = field(default="auto", metadata=RUN_ONLY)
+    """auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
+    dtype: DType = field(default="auto", metadata=RUN_ONLY)
+    """auto is bfloat16 on CUDA and float32 on a CPU."""
+    compile: bool = field(default=False, metadata=RUN_ONLY)
+    """Compile the model's layers first: takes half a minute, saves about a quarter of the time per video on a GPU."""
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "backbone", _absolute(self.backbone, self.backbone.lower() in REGISTRY))
+        set_field(self, "allocator", _absolute(self.allocator, is_method(self.allocator)))
+        set_field(self, "budget", str(Budget.parse(self.budget)))
+        if self.scale_range is not None:
+            set_field(self, "scale_range", check_range(self.scale_range))
+        for name, known in (("seek", get_args(Seek)), ("dtype", get_args(DType))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}")
+        for name in ("candidates", "dim"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.start is not None and self.start < 0:
+            raise ConfigError(f"start must be 0 or more seconds, not {self.start:g}")
+        if self.end is not None and self.end <= (self.start or 0):
+            raise ConfigError(f"end must be later than start ({self.start or 0:g} s), not {self.end:g} s")
+
+    def check(self) -> None:
+        """Raise if the backbone or the allocator cannot exist, before anything is loaded."""
+        check_backbone(self.backbone)
+        check_allocator(self.allocator)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+
+    def as_json(self) -> str:
+        """One line of JSON; `from_json` reads it back.
+
+        >>> config = EmbedConfig(backbone="nano-qwen3", scale_range=(0.3, 1.5))
+        >>> EmbedConfig.from_json(config.as_json()) == config
+        True
+        """
+        return json.dumps(self.as_dict())
+
+    @classmethod
+    def from_dict(cls, stated: Mapping[str, Any]) -> EmbedConfig:
+        return make(cls, stated)
+
+    @classmethod
+    def from_json(cls, text: str) -> EmbedConfig:
+        return cls.from_dict(json.loads(text))
+
+    def settings(self) -> dict[str, Any]:
+        """The fields that decide which vector a video gets, as plain JSON values."""
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self) if not item.metadata}
+
+    def digest(self) -> str:
+        """Equal for configs that give the same vectors, up to rounding.
+
+        >>> EmbedConfig(device="cpu").digest() == EmbedConfig().digest(), EmbedConfig(budget="4f") == EmbedConfig()
+        (True, False)
+        """
+        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def differences(self, other: EmbedConfig) -> dict[str, tuple[Any, Any]]:
+        """The settings in which two configs differ, with both values."""
+        mine, theirs = self.settings(), other.settings()
+        return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+
+
+def make(cls: type[Config], stated: Mapping[str, Any]) -> Config:
+    """Build a config dataclass from JSON or TOML values, checking names and types.
+
+    >>> make(EmbedConfig, {"candidate": 8})
+    Traceback (most recent call last):
+    allocembed.errors.ConfigError: unknown option candidate (did you mean candidates?)
+    >>> make(EmbedConfig, {"candidates": "eight"})
+    Traceback (most recent call last):
+    allocembed.errors.ConfigError: candidates must be of type int, not 'eight'
+    """
+    hints = get_type_hints(cls)
+    names = [item.name for item in fields(cls)]  # pyright: ignore[reportArgumentType] (any dataclass)
+    for name in stated:
+        if name not in names:
+            raise ConfigError(f"unknown option {name}{did_you_mean(name, names, cutoff=0.4)}")
+    return cls(**{name: _typed(name, value, hints[name]) for name, value in stated.items()})
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """A JSON value as the field's type; lists become tuples, whole numbers become floats where wanted."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        return _typed(name, value, next(each for each in inner if each is not type(None)))
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        if len(kinds) == len(value):
+            return tuple(_typed(name, each, one) for each, one in zip(value, kinds, strict=True))
+    if origin is Literal:
+        return value  # the class itself says which values are known
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and (kind is bool) == isinstance(value, bool):
+        return value
+    wanted = kind.__name__ if isinstance(kind, type) and origin is None else str(kind)
+    raise ConfigError(f"{name} must be of type {wanted}, not {value!r}")
+
+
+def _absolute(name: str, known: bool) -> str:
+    """The absolute path if the name is a local folder and not a known short name."""
+    return str(Path(name).resolve()) if name and not known and Path(name).is_dir() else str(name)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,88 @@
+"""How a backbone cuts frames into tokens. Plain numbers: nothing here needs torch or a loaded model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from allocembed.budget import Grid
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Patch and merge sizes, frames per chunk, pixel statistics, and the size that counts as native.
+
+    The patch order is that of the Qwen processors. A family with another order, or another idea of native size,
+    subclasses this.
+    """
+
+    patch: int
+    """Pixels along one side of a patch."""
+    merge: int
+    """Patches along one side of a token."""
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    min_pixels: int
+    """Fewest pixels of a native frame."""
+    max_pixels: int
+    """Most pixels of a native frame."""
+    frames_per_chunk: int = 2
+    """Frames that share one grid: the temporal patch of the vision tower."""
+
+    @property
+    def factor(self) -> int:
+        """Pixels along one side of a token."""
+        return self.patch * self.merge
+
+    @property
+    def patches_per_token(self) -> int:
+        return self.merge**2
+
+    @property
+    def patch_values(self) -> int:
+        """Values of one patch: channels × frames × pixels."""
+        return 3 * self.frames_per_chunk * self.patch**2
+
+    def native(self, height: int, width: int) -> Grid:
+        """Grid of a frame at scale 1: its own size, aligned, within the pixel limits, aspect kept.
+
+        >>> qwen3 = Geometry(16, 2, (0.5,) * 3, (0.5,) * 3, 4 * 32**2, 768 * 32**2)
+        >>> qwen3.native(720, 1280), qwen3.native(2160, 3840), qwen3.native(8, 8)
+        (Grid(rows=20, cols=36), Grid(rows=20, cols=36), Grid(rows=2, cols=2))
+        """
+        rows, cols = (max(1, round(side / self.factor)) for side in (height, width))
+        if rows * cols * self.factor**2 > self.max_pixels:
+            shrink = math.sqrt(self.max_pixels / (height * width))
+            rows, cols = (max(1, math.floor(side * shrink / self.factor)) for side in (height, width))
+        elif rows * cols * self.factor**2 < self.min_pixels:
+            enlarge = math.sqrt(self.min_pixels / (height * width))
+            rows, cols = (math.ceil(side * enlarge / self.factor) for side in (height, width))
+        # The short side of a strip cannot go below one token, so its long side must give way.
+        most = max(1, self.max_pixels // self.factor**2)
+        if rows > cols:
+            return Grid(min(rows, max(1, most // cols)), cols)
+        return Grid(rows, min(cols, max(1, most // rows)))
+
+    def patchify(self, frames: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Cut resized frames (C · frames_per_chunk, 3, H, W) of C chunks into patches (patches, patch_values).
+
+        Order: chunk, token row, token col, row and col within the token; within a patch channel, frame, y, x.
+
+        >>> import torch
+        >>> qwen2 = Geometry(14, 2, (0.5,) * 3, (0.5,) * 3, 1, 10**6)
+        >>> qwen2.patchify(torch.zeros(4, 3, 56, 84, dtype=torch.uint8)).shape
+        torch.Size([48, 1176])
+        """
+        count, channels, height, width = frames.shape
+        patch, merge, factor, together = self.patch, self.merge, self.factor, self.frames_per_chunk
+        shape = (count // together, together, channels)
+        blocks = frames.reshape(*shape, height // factor, merge, patch, width // factor, merge, patch)
+        blocks = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+        if out is None:
+            out = frames.new_empty((blocks.shape[:5].numel(), blocks.shape[5:].numel()))
+        out.view(blocks.shape).copy_(blocks)
+        return out
