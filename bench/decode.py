@@ -1,4 +1,4 @@
-"""Times the ways to take candidates from a long video: exact frames, nearest keyframes, and reading it through.
+"""Time the ways to sample a long video: exact frames, nearest keyframes, and decoding all of it.
 
 The video is synthetic: 720p H.264 with B-frames, 25 frames and 2.5 Mbit a second as is usual for that size, a keyframe
 every `--gop` frames and nowhere else. To make ten minutes of it quickly, four groups of pictures are encoded and their
@@ -7,7 +7,7 @@ as on any other video.
 
     python bench/decode.py --minutes 10 --gop 250 --candidates 24 [--threads 1]
 
-Exact frames are taken twice: as they are, and with every frame on the way decoded, B-frames that none needs included.
+Exact frames are sampled twice: as usual, and with every frame on the way decoded, including unneeded B-frames.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from allocembed.packets import Reader
 from allocembed.video import DecodeLimits, sample
+from allocembed.video.decoders.pyav import PyAVDecoder
 
 WIDTH, HEIGHT, RATE, BITS = 1280, 720, 25, 2_500_000
 GROUPS = 4
@@ -36,11 +36,11 @@ GROUPS = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the video (default 10)")
-    parser.add_argument("--gop", type=int, default=250, help="frames from keyframe to keyframe (default 250)")
+    parser.add_argument("--gop", type=int, default=250, help="frames between keyframes (default 250)")
     parser.add_argument("--candidates", type=int, default=24, help="frames to sample (default 24)")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of sampling, the fastest counts (default 3)")
-    parser.add_argument("--threads", type=int, default=0, help="of the decoder (default one for every core)")
-    parser.add_argument("--video", type=Path, help="keep the video here and use it again (default: temporary)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs; the fastest counts (default 3)")
+    parser.add_argument("--threads", type=int, default=0, help="decoder threads (default one per core)")
+    parser.add_argument("--video", type=Path, help="keep the video here and reuse it (default: temporary)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON after the table")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -112,17 +112,17 @@ def moving_texture(frames: int, width: int, height: int, seed: int) -> Iterator[
 
 @contextmanager
 def sparing_nothing() -> Iterator[None]:
-    """Every packet on the way to a frame is decoded."""
-    decode = Reader.decode
-    Reader.decode = lambda reader, packet, wanted=True: decode(reader, packet)
+    """Decode every packet on the way to a frame."""
+    decode = PyAVDecoder.decode
+    PyAVDecoder.decode = lambda decoder, packet, wanted=True: decode(decoder, packet)
     try:
         yield
     finally:
-        Reader.decode = decode
+        PyAVDecoder.decode = decode
 
 
 def read_through(path: Path) -> int:
-    """Decode every frame, converting none: the least that any reading of the whole file costs."""
+    """Decode every frame and convert none: the lower bound for reading the whole file."""
     with av.open(str(path)) as container:
         container.streams.video[0].thread_type = "AUTO"
         return sum(1 for _ in container.decode(video=0))

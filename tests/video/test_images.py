@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from allocembed.video import DecodeLimits, VideoError, probe, sample
+from allocembed.errors import VideoError
+from allocembed.video import DecodeLimits, probe, sample
 from tests.clips import HEIGHT, WIDTH, picture
 
 
@@ -26,7 +27,7 @@ def test_a_folder_is_read_in_natural_order(tmp_path: Path) -> None:
     assert clip.source == str(tmp_path)
 
 
-def test_a_folder_stands_for_a_frame_a_second_unless_told(tmp_path: Path) -> None:
+def test_a_folder_stands_for_a_frame_a_second_by_default(tmp_path: Path) -> None:
     for index in range(5):
         save(tmp_path / f"{index}.bmp", picture(index))
     clip = sample(str(tmp_path), 3)

@@ -1,5 +1,7 @@
 """Sources that cannot be read: every one ends in a VideoError that names the file, the cause and what to do."""
 
+import os
+import socket
 from pathlib import Path
 
 import av
@@ -7,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from allocembed.video import DecodeLimits, VideoError, probe, sample
+from allocembed.errors import ConfigError, VideoError
+from allocembed.video import DecodeLimits, open_video, probe, sample
 from tests.clips import LONG_GROUPS, picture, write_audio, write_video
 
 PICTURES = [picture(index, 160, 120) for index in range(100)]
@@ -65,7 +68,7 @@ def test_sound_with_a_cover_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "muxing", "words"),
     [
-        ("a.mp4", {}, "not a video that can be opened"),
+        ("a.mp4", {}, "cannot open it as a video"),
         ("a.mp4", {"movflags": "faststart"}, "of 100 frames are there"),
         ("a.mp4", {"movflags": "frag_keyframe+empty_moov"}, "truncated"),
         ("a.mkv", {}, "of 4.00 s"),
@@ -95,7 +98,7 @@ def test_a_file_with_a_hole_in_it(tmp_path: Path, codec: str) -> None:
 
 
 def test_frames_over_the_limit_are_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("allocembed.packets.Reader.decode")
+    monkeypatch.delattr("allocembed.video.decoders.pyav.PyAVDecoder.decode")
     path = write_video(tmp_path / "a.mp4", 3)
     cause = "a frame of 64x48 is over the limit of 3071 pixels; raise it with DecodeLimits(max_pixels=3072)"
     assert refusal(path, limits=DecodeLimits(max_pixels=64 * 48 - 1)) == cause
@@ -116,7 +119,7 @@ def test_reading_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"count": -3}, {"seek": "fast"}, {"rate": 0.0}])
 def test_arguments_that_make_no_sense(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
+    with pytest.raises(ConfigError, match=next(iter(options))):
         sample(np.zeros((2, 4, 4, 3), np.uint8), **options)
 
 
@@ -137,3 +140,27 @@ def test_ffmpeg_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     with pytest.raises(VideoError):
         sample(path, 100)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.png"])
+def test_a_fifo_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert "not a regular file" in refusal(tmp_path / name)
+    if name == "a.png":
+        with pytest.raises(VideoError, match="not a regular file"):
+            sample(tmp_path)
+
+
+def test_a_device_and_a_socket_are_refused_at_once(tmp_path: Path) -> None:
+    assert "not a regular file" in refusal(Path("/dev/zero"))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "a.mp4"))
+        assert "not a regular file" in refusal(tmp_path / "a.mp4")
+
+
+def test_a_file_that_disappears_while_open_is_a_video_error(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", 20)
+    with open_video(path) as video:
+        path.unlink()
+        with pytest.raises(VideoError, match="cannot read the file"):
+            video.sample(3)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from allocembed import packets, video
-from allocembed.frames import candidate_indices
-from allocembed.video import is_video, probe, sample
+from allocembed.video import candidate_indices, file, is_video, probe, sample
+from allocembed.video.decoders.base import FrameTable
+from allocembed.video.decoders.pyav import PyAVDecoder
+from allocembed.video.packets import Demuxer
+from allocembed.video.source import Part, choose_frames
 from tests.clips import HEIGHT, LONG_GROUPS, RATE, WIDTH, picture, read_all, write_video
 
 VP9 = {"g": "60", "lag-in-frames": "16", "auto-alt-ref": "1", "cpu-used": "5"}
@@ -98,22 +99,21 @@ def test_keyframe_mode_decodes_exactly_where_no_keyframe_is_near_or_it_is_taken(
 def test_keyframe_choices_are_ascending_distinct_and_near(steps: list[int], marks: set[int], count: int) -> None:
     stamps = np.cumsum(steps)
     keys = np.array(sorted({0} | {mark for mark in marks if mark < len(stamps)}))
-    table = packets.FrameTable(stamps, keys, stamps[keys], int(stamps[-1]) + 1, 1000.0)
-    choices = video._choose(table, count, "keyframe")
+    table = FrameTable(stamps, keys, stamps[keys], int(stamps[-1]) + 1, 1000.0)
+    on_keyframe, exact = choose_frames(table, Part().span(table.times, table.duration, "a"), count, "keyframe")
     wanted = candidate_indices(len(table), count)
-    indices = [choice.index for choice in choices]
-    assert len(set(indices)) == len(indices) == len(wanted)
-    assert indices == sorted(indices)
+    assert len(set(on_keyframe + exact)) == len(on_keyframe + exact) == len(wanted)
+    assert on_keyframe == sorted(on_keyframe) and exact == sorted(exact)
+    assert set(on_keyframe) <= set(keys.tolist()) and set(exact) <= set(wanted.tolist())
     reach = np.ptp(stamps[wanted]) / max(1, len(wanted) - 1) / 2
-    for choice in choices:
-        assert choice.index in (keys if choice.on_keyframe else wanted)
-        assert np.abs(stamps[wanted] - stamps[choice.index]).min() <= reach
+    for index in on_keyframe:
+        assert np.abs(stamps[wanted] - stamps[index]).min() <= reach
 
 
 def test_keyframe_mode_reads_an_mp4_index_instead_of_the_file(
     long_groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(video, "table_from_packets")
+    monkeypatch.delattr(file, "table_from_packets")
     assert len(sample(long_groups, 4, seek="keyframe")) == 4
     assert probe(long_groups).total == 185
 
@@ -122,13 +122,13 @@ def test_frames_of_one_group_are_decoded_without_seeking_again(
     long_groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = []
-    original = video._decode_from
+    original = Demuxer.packets_from
 
-    def spy(reader: packets.Reader, table: packets.FrameTable, entry: int, kept: frozenset[int]) -> object:
-        entries.append(entry)
-        return original(reader, table, entry, kept)
+    def spy(demuxer: Demuxer, table: FrameTable, stamp: int) -> object:
+        entries.append(stamp)
+        return original(demuxer, table, stamp)
 
-    monkeypatch.setattr(video, "_decode_from", spy)
+    monkeypatch.setattr(Demuxer, "packets_from", spy)
     sample(long_groups, 5)  # 0 46 92 138 184: keyframe 60 is as good as reached at 46, 120 and 180 are worth a seek
     assert len(entries) == 3
     entries.clear()
@@ -141,13 +141,13 @@ def test_frames_from_which_no_other_is_made_are_spared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, spared: bool
 ) -> None:
     path = write_video(tmp_path / name, 121, options={"g": "60", "bf": "3", "sc_threshold": "0"})
-    made, decode = [], packets.Reader.decode
+    made, decode = [], PyAVDecoder.decode
 
-    def count(reader: packets.Reader, packet: av.Packet, **how: bool) -> list[av.VideoFrame]:
-        made.extend(frames := decode(reader, packet, **how))
+    def count(decoder: PyAVDecoder, packet: av.Packet, **how: bool) -> list[av.VideoFrame]:
+        made.extend(frames := decode(decoder, packet, **how))
         return frames
 
-    monkeypatch.setattr(packets.Reader, "decode", count)
+    monkeypatch.setattr(PyAVDecoder, "decode", count)
     clip = sample(path, 5)
     assert clip.indices.tolist() == [0, 30, 60, 90, 120]
     assert (len(made) < 50) == spared  # of four frames, two are B-frames that no other needs
@@ -247,111 +247,6 @@ def test_hidden_vp8_frames_do_not_count(tmp_path: Path) -> None:
     np.testing.assert_array_equal(clip.frames, read_all(path)[0][clip.indices])
 
 
-@pytest.mark.parametrize(("degrees", "mirrored"), [(90, False), (180, False), (270, False), (0, True), (90, True)])
-def test_frames_come_out_upright(tmp_path: Path, degrees: int, mirrored: bool) -> None:
-    corner = np.full((HEIGHT, WIDTH, 3), 16, np.uint8)
-    corner[:16, :16] = 240  # top left as stored
-    path = write_video(
-        tmp_path / "a.mp4", [corner] * 3, prepare=lambda stream: stream.set_display_rotation(degrees, hflip=mirrored)
-    )
-    upright = np.rot90(corner, degrees // 90)  # counter-clockwise, then mirrored, as the display matrix is built
-    upright = upright[:, ::-1] if mirrored else upright
-    clip = sample(path, 2)
-    assert clip.frames.shape[1:] == upright.shape == (clip.height, clip.width, 3)
-    assert np.abs(clip.frames[0].astype(int) - upright).mean() < 8
-    assert (probe(path).width, probe(path).height) == (clip.width, clip.height)
-
-
-def test_motion_jpeg_with_exif_comes_out_upright(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn a quarter clockwise
-    Image.fromarray(picture(0)).save(tmp_path / "a.jpg", exif=exif, quality=95)
-    path = tmp_path / "a.mjpeg"
-    path.write_bytes((tmp_path / "a.jpg").read_bytes() * 3)
-    frame = sample(path, 3).frames[2]
-    assert np.abs(frame.astype(int) - np.rot90(picture(0), -1)).mean() < 3
-
-
-def test_pixels_come_out_square(tmp_path: Path) -> None:
-    def widen(stream: av.VideoStream) -> None:
-        stream.codec_context.sample_aspect_ratio = Fraction(4, 3)
-
-    clip = sample(write_video(tmp_path / "a.mp4", 3, prepare=widen), 3)
-    assert (clip.width, clip.height) == (85, 48)
-
-
-def black_and_white(pixels: str, full_range: bool) -> av.VideoFrame:
-    """The left half black and the right half white, in the codes of that format and range."""
-    frame = av.VideoFrame(WIDTH, HEIGHT, pixels)
-    depth, kind = (10, np.uint16) if "10" in pixels else (8, np.uint8)
-    black, white = (0, 2**depth - 1) if full_range else (16 << depth - 8, 235 << depth - 8)
-    for number, plane in enumerate(frame.planes):
-        codes = np.full((plane.height, plane.line_size // kind().itemsize), 1 << depth - 1, kind)
-        if number == 0:
-            codes[:, : WIDTH // 2], codes[:, WIDTH // 2 :] = black, white
-        plane.update(codes.tobytes())
-    frame.color_range = 2 if full_range else 1
-    return frame
-
-
-@pytest.mark.parametrize(
-    ("pixels", "full_range"),
-    [
-        ("yuv420p", False),
-        ("yuv420p", True),
-        ("yuvj420p", True),
-        ("yuv444p", True),
-        ("yuv420p10le", False),
-        ("yuv420p10le", True),
-        ("yuv422p10le", False),
-    ],
-)
-def test_white_is_white_and_black_is_black(tmp_path: Path, pixels: str, full_range: bool) -> None:
-    def set_range(stream: av.VideoStream) -> None:
-        stream.codec_context.color_range = 2 if full_range else 1
-
-    pictures = [black_and_white(pixels, full_range) for _ in range(2)]
-    path = write_video(tmp_path / "a.mkv", pictures, pixels=pixels, options={"qp": "0"}, prepare=set_range)
-    frame = sample(path, 1).frames[0]
-    assert (frame[:, :24] == 0).all()
-    assert (frame[:, 40:] == 255).all()
-
-
-def test_each_matrix_gives_its_own_red(tmp_path: Path) -> None:
-    red = {}
-    for name, matrix in (("bt709", 1), ("bt601", 6), ("bt2020", 9), ("bt2020-constant", 10), ("unnamed", 2)):
-
-        def set_matrix(stream: av.VideoStream, matrix: int = matrix) -> None:
-            stream.codec_context.colorspace = matrix
-
-        pictures = [np.full((HEIGHT, WIDTH, 3), (200, 40, 40), np.uint8)] * 2
-        path = write_video(tmp_path / f"{name}.mkv", pictures, options={"qp": "0"}, prepare=set_matrix)
-        red[name] = sample(path, 1).frames[0, 24, 32].tolist()
-    assert red["bt601"] == red["unnamed"] != red["bt709"] != red["bt2020"] == red["bt2020-constant"]
-
-
-def test_gif_frames_and_times_are_read(tmp_path: Path) -> None:
-    pictures = [Image.fromarray(picture(index)) for index in range(10)]
-    path = tmp_path / "a.gif"
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=[100] * 5 + [300] * 5)
-    clip = sample(path, 4)
-    assert (clip.total, clip.indices.tolist()) == (10, [0, 3, 6, 9])
-    np.testing.assert_allclose(clip.times, [0, 0.3, 0.8, 1.7])
-    assert np.abs(clip.frames[3].astype(int) - picture(9)).mean() < 12  # 256 colours
-
-
-def test_transparent_gif_is_laid_on_white(tmp_path: Path) -> None:
-    pictures = []
-    for left in (0, 32):
-        image = Image.new("RGBA", (WIDTH, HEIGHT))
-        image.paste((200, 0, 0, 255), (left, 0, left + 32, HEIGHT))
-        pictures.append(image)
-    pictures[0].save(tmp_path / "a.gif", save_all=True, append_images=pictures[1:], duration=100, disposal=2)
-    frames = sample(tmp_path / "a.gif", 2).frames
-    assert frames[0, 20, 10].tolist() == frames[1, 20, 50].tolist() == [200, 0, 0]
-    assert frames[0, 20, 50].tolist() == frames[1, 20, 10].tolist() == [255, 255, 255]
-
-
 def test_frames_that_change_size_take_the_first_ones(tmp_path: Path) -> None:
     small = write_video(tmp_path / "small.h264", 10, options={"g": "5"})
     large = write_video(tmp_path / "large.h264", [picture(index, 128, 96) for index in range(10)])
@@ -362,23 +257,24 @@ def test_frames_that_change_size_take_the_first_ones(tmp_path: Path) -> None:
     assert np.abs(clip.frames[15].astype(int) - sample(large, 10).frames[5][::2, ::2]).mean() < 12
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_length_of_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statm = Path("/proc/self/statm")
     if not statm.exists():
         pytest.skip("needs /proc")
     pictures = [picture(index, 320, 240) for index in range(20)]
     path = write_video(tmp_path / "a.mp4", pictures * 75, options={"preset": "ultrafast", "g": "250"})
-    resident, painted = [], []
-    decode, paint = packets.Reader.decode, video._Painter.__call__
+    resident, converted = [], []
+    decode, convert = PyAVDecoder.decode, PyAVDecoder.to_rgb
 
-    def watch_decode(reader: packets.Reader, packet: av.Packet, **how: bool) -> list[av.VideoFrame]:
+    def watch_decode(decoder: PyAVDecoder, packet: av.Packet, **how: bool) -> list[av.VideoFrame]:
         resident.append(int(statm.read_text().split()[1]) * 4096)
-        return decode(reader, packet, **how)
+        return decode(decoder, packet, **how)
 
-    monkeypatch.setattr(packets.Reader, "decode", watch_decode)
-    monkeypatch.setattr(video._Painter, "__call__", lambda *frame: painted.append(1) or paint(*frame))
+    monkeypatch.setattr(PyAVDecoder, "decode", watch_decode)
+    monkeypatch.setattr(PyAVDecoder, "to_rgb", lambda *frame: converted.append(1) or convert(*frame))
     clip = sample(path, 8)
-    assert (clip.total, len(painted)) == (1500, 8)
+    assert (clip.total, len(converted)) == (1500, 8)
     assert len(resident) > 700
     # All frames would take 345 MB as RGB and 173 MB as decoded.
     assert max(resident[50:]) - resident[50] < 30e6
@@ -398,11 +294,18 @@ def test_the_package_imports_without_pyav_and_says_how_to_get_it(tmp_path: Path)
     (tmp_path / "a.mp4").write_bytes(b"anything")
     code = (
         "import sys; sys.modules['av'] = None\n"
-        "from allocembed.video import VideoError, sample\n"
+        "from allocembed.errors import VideoError; from allocembed.video import sample\n"
         "try: sample('a.mp4')\n"
         "except VideoError as error: print(error)"
     )
     command = [sys.executable, "-c", code]
-    environment = {"PYTHONPATH": str(Path(video.__file__).parents[1])}
+    environment = {"PYTHONPATH": str(Path(file.__file__).parents[2])}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "a.mp4: reading video needs PyAV; install it with: pip install av"
+
+
+def test_reading_a_video_does_not_import_torch(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", 3)
+    code = f"import sys; from allocembed.video import sample; sample({str(path)!r}); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

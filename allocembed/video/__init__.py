@@ -1,0 +1,33 @@
+"""Read videos: files, folders of images, and frames in memory. Nothing here imports torch."""
+
+from allocembed.video.clip import (
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    Clip,
+    DecodeLimits,
+    Seek,
+    VideoInfo,
+    candidate_indices,
+    is_video,
+)
+from allocembed.video.file import Source, VideoFile, open_video, probe, sample
+from allocembed.video.images import FrameSequence
+from allocembed.video.source import VideoSource
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "VIDEO_SUFFIXES",
+    "Clip",
+    "DecodeLimits",
+    "FrameSequence",
+    "Seek",
+    "Source",
+    "VideoFile",
+    "VideoInfo",
+    "VideoSource",
+    "candidate_indices",
+    "is_video",
+    "open_video",
+    "probe",
+    "sample",
+]

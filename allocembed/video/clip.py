@@ -1,0 +1,121 @@
+"""What reading a video gives, a `Clip` or a `VideoInfo`, and the limits on reading it."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from allocembed.errors import VideoError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
+VIDEO_SUFFIXES = frozenset(
+    {".mp4", ".m4v", ".mov", ".3gp", ".mkv", ".webm", ".ogv", ".avi", ".wmv", ".asf", ".flv", ".f4v", ".mxf"}
+    | {".ts", ".mts", ".m2ts", ".mpg", ".mpeg", ".vob", ".m2v", ".h264", ".h265", ".hevc", ".ivf", ".y4m", ".gif"}
+)
+IN_MEMORY = "<frames>"
+Seek = Literal["exact", "keyframe"]
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Sampled frames of one source, ascending in time."""
+
+    frames: np.ndarray
+    """(T, H, W, 3) uint8 RGB, upright, square pixels."""
+    times: np.ndarray
+    """(T,) float64 seconds after the first frame of the source: the frames' presentation timestamps."""
+    indices: np.ndarray
+    """(T,) int64 frame numbers in the source."""
+    total: int
+    """Frames in the source, or in the part of it that was opened."""
+    duration: float
+    """Seconds from the start of the first frame to the end of the last, in the source or the opened part."""
+    source: str
+    """The path as given, or `<frames>` for frames in memory."""
+    start: float = 0.0
+    """Second of the source at which this clip begins. A model sees `times - start`."""
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @property
+    def height(self) -> int:
+        return self.frames.shape[1]
+
+    @property
+    def width(self) -> int:
+        return self.frames.shape[2]
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """Size, length and rate of a source."""
+
+    width: int
+    """Pixels across when upright, with square pixels."""
+    height: int
+    """Pixels down when upright, with square pixels."""
+    total: int
+    """Frames in the source, or in the part of it that was opened."""
+    duration: float
+    """Seconds."""
+    rate: float
+    """Average frames per second."""
+    source: str
+
+
+@dataclass(frozen=True)
+class DecodeLimits:
+    """Resources that one source may use; they stop a hostile or broken file from exhausting the machine."""
+
+    max_pixels: int = 8192 * 4320
+    """Pixels in one frame; the default admits 8K."""
+    max_seconds: float = 600.0
+    """Wall-clock seconds spent on one source."""
+    threads: int = 0
+    """Decoder threads; 0 means about one per core."""
+
+    def check_pixels(self, width: int, height: int, source: str) -> None:
+        """Raise VideoError if a frame of `width` x `height` exceeds the limit."""
+        if width * height > self.max_pixels:
+            cause = f"a frame of {width}x{height} is over the limit of {self.max_pixels} pixels"
+            raise VideoError(source, f"{cause}; raise it with DecodeLimits(max_pixels={width * height})")
+
+
+class Stopwatch:
+    """Enforce `DecodeLimits.max_seconds` while one source is read."""
+
+    def __init__(self, limits: DecodeLimits, source: str) -> None:
+        self.seconds = limits.max_seconds
+        self.source = source
+        self.restart()
+
+    def restart(self) -> None:
+        """Start counting from zero."""
+        self.started = time.monotonic()
+
+    def check(self) -> None:
+        """Raise VideoError once the time is up."""
+        if time.monotonic() - self.started > self.seconds:
+            cause = f"reading took longer than {self.seconds:g} s"
+            raise VideoError(self.source, f"{cause}; raise the limit with DecodeLimits(max_seconds=...)")
+
+
+def candidate_indices(total: int, count: int) -> np.ndarray:
+    """Indices of `count` evenly spread frames out of `total`, or of all when there are fewer.
+
+    >>> candidate_indices(100, 4).tolist(), candidate_indices(3, 24).tolist()
+    ([0, 33, 66, 99], [0, 1, 2])
+    """
+    return np.linspace(0, total - 1, min(count, total), dtype=np.int64)
+
+
+def is_video(path: str | Path) -> bool:
+    """Whether the file name has a video suffix.
+
+    >>> is_video("talk.MP4"), is_video("notes.txt")
+    (True, False)
+    """
+    return Path(path).suffix.lower() in VIDEO_SUFFIXES

@@ -1,0 +1,1 @@
+"""Decoders behind one interface: `base.Decoder`."""

@@ -1,0 +1,182 @@
+"""Decode on the CPU with FFmpeg, through PyAV.
+
+Not supported: tone mapping (HDR keeps its curve; only range and matrix are converted) and deinterlacing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from allocembed.errors import VideoError
+from allocembed.video.clip import DecodeLimits
+from allocembed.video.decoders.base import Decoder, FrameTable, Picture, TableMismatch
+from allocembed.video.images import over_white
+from allocembed.video.packets import FETCH_AGAIN, Demuxer
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.frame import VideoFrame
+
+SEEK_COST = 16  # frames that decode about as fast as a seek, which empties the decoder's pipeline
+SPARING = ("h264", "hevc", "mpeg4", "mpeg2video")  # codecs that mark frames which no other frame refers to
+# AVColorSpace to the matrices swscale knows (BT.709, FCC, SMPTE 240M, BT.2020). It treats all others as BT.601, as
+# FFmpeg does with a stream that names none.
+MATRICES = {1: 1, 4: 4, 7: 7, 9: 9, 10: 9}
+BT601 = 5
+FULL_RANGE = 2
+
+
+class PyAVDecoder(Decoder):
+    """Decodes what a `Demuxer` reads."""
+
+    def __init__(self, demuxer: Demuxer) -> None:
+        self.demuxer = demuxer
+        self.spares = self._can_spare_frames()
+        # One converter for all frames: each keeps megabytes of state.
+        self.converter = demuxer.av.video.reformatter.VideoReformatter()
+
+    def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
+        for index, frame in chain(self._decode_keyframes(table, keyframes), self._decode_exactly(table, exact)):
+            yield index, frame.pts or 0, self.to_rgb(frame)
+
+    def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, np.ndarray | None]]:
+        self.demuxer.open()
+        started, index = False, 0
+        for packet in self.demuxer.packets():
+            started = started or packet.is_keyframe  # packets before the first keyframe only raise errors
+            for frame in self.decode(packet) if started else ():
+                yield frame.pts, self.to_rgb(frame) if index in wanted else None
+                index += 1
+
+    def decode(self, packet: Packet | None, *, wanted: bool = True) -> list[VideoFrame]:
+        """Return the frames that the decoder gives for `packet`; None drains it.
+
+        Where the decoder `spares` frames, it skips a packet that is not `wanted` if no other frame refers to it, as is
+        true of most B-frames.
+        """
+        context, limit = self.demuxer.stream.codec_context, self.demuxer.limits.max_pixels
+        if self.spares:
+            context.skip_frame = "DEFAULT" if wanted else "NONREF"
+        remedy = FETCH_AGAIN
+        if limit < DecodeLimits.max_pixels:  # FFmpeg does not say that it refused a frame for its size
+            remedy += f", or raise DecodeLimits.max_pixels if frames grow past {limit}"
+        with self.demuxer.failures("cannot decode a frame, the file is truncated or corrupt", remedy):
+            return context.decode(packet)
+
+    def _can_spare_frames(self) -> bool:
+        """Whether frames that no other refers to may be skipped and the output can still be identified, which needs
+        one frame per packet. In HEVC with temporal layers the mark is valid only within its own layer."""
+        context = self.demuxer.stream.codec_context
+        if not self.demuxer.packet_per_frame or context.name not in SPARING:
+            return False
+        record = context.extradata or b""  # for HEVC its 22nd byte holds the number of layers
+        return context.name != "hevc" or (len(record) > 21 and record[21] >> 3 & 7 == 1)
+
+    def _fetch_keyframe(self, table: FrameTable, key: int) -> tuple[int, int, list[Packet]]:
+        """Return the frame number and the stamp of a keyframe, and its packets, not decoded yet."""
+        packets = self.demuxer.packets_from(table, int(table.stamps[key]))
+        first = next(packets, None)
+        if first is None or first.pts is None:
+            raise TableMismatch
+        stamp = first.pts
+        # Without one frame per packet, the keyframe's second field may be a packet of its own.
+        second = None if self.demuxer.packet_per_frame else next(packets, None)
+        leading = 0
+        if table.by == "dts":
+            # The first frames of an open group follow the keyframe in the file and precede it on the screen.
+            earlier = takewhile(lambda each: each.size and each.pts is not None and each.pts < stamp, packets)
+            leading = sum(1 for _ in earlier)
+        return key + leading, stamp, [packet for packet in (first, second) if packet and packet.size]
+
+    def _decode_keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
+        """Decode keyframes with nothing between them. They need no other frame, so threads decode in parallel."""
+        if not keys:
+            return
+        fetched = [self._fetch_keyframe(table, key) for key in keys]
+        due = {stamp: index for index, stamp, _ in fetched}
+        for packet in (*(packet for _, _, packets in fetched for packet in packets), None):
+            for frame in self.decode(packet):
+                if frame.pts is not None and frame.pts in due:
+                    yield due.pop(frame.pts), frame
+        if due:
+            raise TableMismatch
+
+    def _decode_exactly(self, table: FrameTable, wanted: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
+        """Decode forward from the keyframe before each wanted frame; where that is near, continue without a seek.
+
+        Every frame on the way is compared with the table, so none can be taken for another.
+        """
+        kept = frozenset(table.stamps[list(wanted)].tolist())
+        frames: Iterator[VideoFrame] = iter(())
+        following = -SEEK_COST - 1  # the first frame that the decoder may give next
+        for index in wanted:
+            entry, first = table.entry_before(index)
+            if first > following + SEEK_COST:
+                frames = self._decode_from(table, entry, kept)
+                following = first
+            for frame in frames:
+                if frame.pts is not None and frame.pts < table.stamps[following]:
+                    continue  # of an open group: shown before the keyframe, and broken without the group before it
+                place = following
+                if self.spares and frame.pts is not None:
+                    place = int(np.searchsorted(table.stamps, frame.pts))
+                if place > index or frame.pts != table.stamps[place]:
+                    raise TableMismatch
+                following = place + 1
+                if place == index:
+                    yield index, frame
+                    break
+            else:
+                raise TableMismatch
+
+    def _decode_from(self, table: FrameTable, entry: int, kept: frozenset[int]) -> Iterator[VideoFrame]:
+        for packet in self.demuxer.packets_from(table, entry):
+            yield from self.decode(packet, wanted=packet.pts is None or packet.pts in kept)
+
+    def to_rgb(self, frame: VideoFrame) -> np.ndarray:
+        """Convert a decoded frame to an upright (H, W, 3) uint8 RGB array with square pixels."""
+        demuxer = self.demuxer
+        if frame.is_corrupt:
+            raise VideoError(demuxer.source, f"a frame is damaged: the file is corrupt; {FETCH_AGAIN}")
+        aspect = float(demuxer.stream.sample_aspect_ratio or 1)
+        # Beyond these bounds the header is garbage.
+        width = max(1, round(frame.width * (aspect if 1 / 16 <= aspect <= 16 else 1.0)))
+        demuxer.limits.check_pixels(width, frame.height, demuxer.source)
+        opaque = not any(component.is_alpha for component in frame.format.components)
+        matrix = MATRICES.get(frame.colorspace, BT601)
+        with demuxer.failures("cannot convert its pixels to RGB", "convert the video to H.264"):
+            pixels = self.converter.reformat(
+                frame,
+                width=width,
+                format="rgb24" if opaque else "rgba",
+                src_colorspace=matrix,
+                dst_colorspace=matrix,
+                dst_color_range=FULL_RANGE,
+                interpolation=self._scaling(frame, width),
+            ).to_ndarray()
+        return _upright(pixels if opaque else over_white(pixels), frame)
+
+    def _scaling(self, frame: VideoFrame, width: int) -> Any:
+        method = self.demuxer.av.video.reformatter.Interpolation
+        if width == frame.width and all(component.bits <= 8 for component in frame.format.components):
+            return method.BILINEAR  # FFmpeg's own default, and its fast path
+        # The fast path turns 10-bit white into 253.
+        return method.BICUBIC | method.ACCURATE_RND | method.FULL_CHR_H_INT
+
+
+def _upright(image: np.ndarray, frame: VideoFrame) -> np.ndarray:
+    """Rotate and mirror as the display matrix says, to the nearest quarter turn."""
+    try:
+        data = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:  # PyAV cannot list side data types newer than itself, but still knows the angle
+        return np.rot90(image, round(frame.rotation / 90))
+    if data is None:
+        return image
+    across, down, _, along, below = np.frombuffer(data, np.int32)[:5].tolist()
+    if abs(down) > abs(across):  # x turns into y
+        image, across, below = image.swapaxes(0, 1), along, down
+    return image[:: -1 if below < 0 else 1, :: -1 if across < 0 else 1]

@@ -1,0 +1,244 @@
+"""A source of frames, and which of its frames are sampled: evenly spread ones, nearest keyframes, windows, a part."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from PIL import Image
+
+from allocembed.errors import ConfigError, VideoError
+from allocembed.video.clip import Clip, DecodeLimits, Seek, Stopwatch, VideoInfo, candidate_indices
+from allocembed.video.decoders.base import Decoder, FrameTable, Picture, TableMismatch
+from allocembed.video.packets import FETCH_AGAIN
+
+
+class VideoSource(ABC):
+    """A video to sample: a file, a folder of images, or frames in memory. Use it as a context manager."""
+
+    decoder: Decoder
+
+    def __init__(self, source: str, limits: DecodeLimits, part: Part) -> None:
+        self.source = source
+        self.part = part
+        self.stopwatch = Stopwatch(limits, source)
+        self.spans: dict[Seek, Span] = {}
+
+    @cached_property
+    def table(self) -> FrameTable:
+        """All frames of the source."""
+        return self._find_frames()
+
+    @abstractmethod
+    def _find_frames(self) -> FrameTable: ...
+
+    def probe(self) -> VideoInfo:
+        """Return size, length and rate, from one decoded frame and a count of all frames."""
+        clip = self.sample(1, "keyframe")
+        average = clip.total / clip.duration if clip.duration else 0.0
+        return VideoInfo(clip.width, clip.height, clip.total, clip.duration, average, clip.source)
+
+    def sample(self, count: int, seek: Seek = "exact") -> Clip:
+        """Return `count` evenly spread frames, or all frames when there are fewer.
+
+        `exact` decodes exactly those frames. `keyframe` takes the nearest keyframe within half the distance between two
+        candidates instead, and decodes exactly where there is none: much faster on long videos.
+        """
+        self._begin(count, seek)
+        return self._sample_table(self.table, count, seek)
+
+    def windows(self, number: int, count: int, seek: Seek = "exact") -> Iterator[Clip]:
+        """Cut the source into `number` equal windows and yield `count` frames of each, in one pass.
+
+        Each frame is decoded once, and one window is held in memory at a time. Exhaust the iterator before reading
+        anything else from this source.
+        """
+        self._begin(count, seek, number)
+        if seek not in self.spans:
+            self.sample(1, seek)
+        span, table, done = self.spans[seek], self.table, 0
+        windows, starts = span.windows(number, count), span.starts(number)
+        if table.trusted and len(table) == span.source_total:
+            if seek == "keyframe":
+                windows = [_on_keyframes(table, window, *span.bounds(number, k)) for k, window in enumerate(windows)]
+            pictures = self.decoder.pictures(table, np.unique(np.concatenate(windows)).tolist())
+            try:
+                for clip in self._cut(span, windows, starts, table.times, pictures):
+                    yield clip
+                    done += 1
+                return
+            except TableMismatch:
+                windows, starts = windows[done:], starts[done:]
+        times = span.start + (np.arange(span.source_total) - span.first) * span.duration / span.total
+        yield from self._cut(span, windows, starts, times, self._count_out(np.unique(np.concatenate(windows))))
+
+    def close(self) -> None:  # noqa: B027 (nothing to release unless a file is open)
+        """Release the file."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _begin(self, count: int, seek: str, number: int = 1) -> None:
+        if min(count, number) < 1:
+            raise ConfigError(f"count must be at least 1 frame (of at least 1 window), not {count} (of {number})")
+        if seek not in ("exact", "keyframe"):
+            raise ConfigError(f"seek must be 'exact' or 'keyframe', not {seek!r}")
+        self.stopwatch.restart()
+
+    def _span(self, table: FrameTable) -> Span:
+        return self.part.span(table.times, table.duration, self.source)
+
+    def _sample_table(self, table: FrameTable, count: int, seek: Seek) -> Clip:
+        span = self._span(table)
+        keyframes, exact = choose_frames(table, span, count, seek)
+        wanted = sorted(keyframes + exact)
+        canvas = Canvas(len(wanted))
+        indices, stamps = np.full((2, len(wanted)), -1, np.int64)
+        for index, stamp, pixels in self.decoder.pictures(table, exact, keyframes):
+            slot = int(np.searchsorted(wanted, index, side="right")) - 1
+            indices[slot], stamps[slot] = index, stamp
+            canvas.put(slot, pixels)
+        # In a table by decode time, times are counted from the first frame, which must therefore be among these.
+        if (np.diff(indices) <= 0).any() or (span.first == 0 and indices[0] != 0):
+            raise TableMismatch
+        self.spans[seek] = span
+        times = (stamps - (stamps[0] if table.by == "dts" else table.stamps[0])) / table.tick_rate
+        return Clip(canvas.frames, times, indices, span.total, span.duration, self.source, span.start)
+
+    def _count_out(self, wanted: np.ndarray) -> Iterator[Picture]:
+        for index, (stamp, pixels) in enumerate(self.decoder.in_order(frozenset(wanted.tolist()))):
+            if pixels is not None:
+                yield index, stamp or 0, pixels
+        raise VideoError(self.source, f"the file is truncated or corrupt: it ends early; {FETCH_AGAIN}")
+
+    def _cut(
+        self,
+        span: Span,
+        windows: list[np.ndarray],
+        starts: list[float],
+        times: np.ndarray,
+        pictures: Iterator[Picture],
+    ) -> Iterator[Clip]:
+        held: dict[int, np.ndarray] = {}
+        for window, start in zip(windows, starts, strict=True):
+            held = {index: pixels for index, pixels in held.items() if index >= window[0]}
+            while window[-1] not in held:
+                index, _, pixels = next(pictures)
+                held[index] = pixels
+            canvas = Canvas(len(window))
+            for slot, index in enumerate(window.tolist()):
+                canvas.put(slot, held[index])
+            paused = time.monotonic()
+            yield Clip(canvas.frames, times[window], window, span.total, span.duration, self.source, start)
+            self.stopwatch.started += time.monotonic() - paused  # the caller's time does not count
+
+
+@dataclass(frozen=True)
+class Part:
+    """The seconds of a source to read: frames with start <= time < end."""
+
+    start: float | None = None
+    end: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= (self.start or 0) < (np.inf if self.end is None else self.end):
+            raise ConfigError(f"start must be 0 or more seconds and end must be later, not {self.start} and {self.end}")
+
+    def span(self, times: np.ndarray, duration: float, source: str) -> Span:
+        """Select the frames of this part, given the times of all (N,) frames and the duration of the source."""
+        start, end = self.start or 0.0, duration if self.end is None else min(self.end, duration)
+        first = int(np.searchsorted(times, start))
+        last = len(times) if self.end is None else int(np.searchsorted(times, self.end))
+        if first >= last:
+            asked = f"from {start:g} s" + (f" to {self.end:g} s" if self.end is not None else "")
+            raise VideoError(source, f"no frames {asked}: the video is {duration:.2f} s long; change start or end")
+        return Span(first, last - first, start, end - start, len(times))
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive frames of a source, and the seconds that they cover."""
+
+    first: int
+    total: int
+    start: float
+    duration: float
+    source_total: int
+    """Frames in the whole source."""
+
+    def candidates(self, count: int) -> np.ndarray:
+        """Frame numbers of `count` evenly spread frames."""
+        return self.first + candidate_indices(self.total, count)
+
+    def starts(self, number: int) -> list[float]:
+        """Second at which each of `number` equal windows begins."""
+        return (self.start + np.linspace(0, self.duration, number + 1)[:-1]).tolist()
+
+    def windows(self, number: int, count: int) -> list[np.ndarray]:
+        """Frame numbers of each of `number` equal windows: the middles of `count` equal parts, or fewer frames.
+
+        >>> [window.tolist() for window in Span(0, 24, 0.0, 1.0, 24).windows(2, 3)]
+        [[2, 6, 10], [14, 18, 22]]
+        """
+        middles = (np.arange(number * count) + 0.5) * self.total / (number * count)
+        return [self.first + np.unique(window.astype(np.int64)) for window in middles.reshape(number, count)]
+
+    def bounds(self, number: int, window: int) -> tuple[int, int]:
+        """First frame number of window `window` of `number`, and the frame number after its last one."""
+        return self.first + window * self.total // number, self.first - (-(window + 1) * self.total // number)
+
+
+class Canvas:
+    """Pixel buffer of a clip, filled one slot at a time; every frame takes the size of the first one put in."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.frames: np.ndarray = np.empty((0, 0, 0, 3), np.uint8)
+
+    def put(self, slot: int, image: np.ndarray) -> None:
+        """Store `image` (H, W, 3), resized if it differs in size from the first."""
+        if not len(self.frames):
+            self.frames = np.empty((self.count, *image.shape), np.uint8)
+        height, width = self.frames.shape[1:3]
+        if image.shape[:2] != (height, width):
+            image = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+        self.frames[slot] = image
+
+
+def choose_frames(table: FrameTable, span: Span, count: int, seek: Seek) -> tuple[list[int], list[int]]:
+    """Return the frames to take as keyframes and those to decode exactly: ascending, `count` or all frames in total."""
+    wanted = span.candidates(count).tolist()
+    keys = table.keys_within(span.first, span.first + span.total)
+    if seek == "exact" or not len(keys):
+        return [], wanted
+    stamps, key_stamps = table.stamps, table.stamps[keys]
+    interval = (stamps[wanted[-1]] - stamps[wanted[0]]) / (len(wanted) - 1) if len(wanted) > 1 else np.inf
+    # A keyframe that is itself a candidate is reserved for that candidate.
+    keyframes, exact, reserved = [], [], set(wanted)
+    for index in wanted:
+        distances = np.abs(key_stamps - stamps[index])
+        nearest = int(keys[distances.argmin()])
+        if distances.min() <= interval / 2 and (nearest == index or nearest not in reserved):
+            keyframes.append(nearest)
+            reserved.add(nearest)
+        else:
+            exact.append(index)
+    return keyframes, exact
+
+
+def _on_keyframes(table: FrameTable, window: np.ndarray, first: int, end: int) -> np.ndarray:
+    """Move each frame to the nearest keyframe of its window [first, end) if within half the distance to the next."""
+    keys, stamps = table.keys_within(first, end), table.stamps
+    if not len(keys):
+        return window
+    reach = (stamps[window[-1]] - stamps[window[0]]) / max(1, len(window) - 1) / 2
+    distances = np.abs(stamps[keys][None] - stamps[window][:, None])
+    return np.unique(np.where(distances.min(1) <= reach, keys[distances.argmin(1)], window))
