@@ -1,4 +1,4 @@
-"""Our attention kernel: what it computes, by Triton's interpreter on a CPU, and when it is taken."""
+"""Our attention kernel: what it computes, by Triton's interpreter on a CPU, and when it is used."""
 
 import os
 import subprocess
@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from allocembed.backbones import attention
-from tests.test_fast_path import on_cuda
+from allocembed.backbones.qwen_vl import attention
+from tests.backbones.qwen_vl.test_fast_path import on_cuda
 
 BY_INTERPRETER = """
 import torch
-from allocembed.backbones import attention, kernel
+from allocembed.backbones.qwen_vl import attention, kernel
 
 lengths = [70, 33, 128, 5, 64]
 generator = torch.Generator().manual_seed(0)
@@ -22,11 +22,12 @@ for dtype, near in ((torch.float32, 2e-6), (torch.float16, 2e-3)):
     bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     for scale in (None, 0.3):
         made = kernel.attend(query, key, value, bounds, max(lengths), scale)
-        wanted = attention._by_length(query.float(), key.float(), value.float(), lengths, False, scale)
+        wanted = attention.attend_by_length(query.float(), key.float(), value.float(), lengths, False, scale)
         assert made.is_contiguous() and (made.float() - wanted).abs().max() < near, (dtype, scale)
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_attends_within_each_row():
     pytest.importorskip("triton", reason="Triton comes with torch where there is a GPU")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
@@ -37,12 +38,12 @@ def test_the_kernel_attends_within_each_row():
 @on_cuda
 @torch.inference_mode()
 def test_on_a_gpu_the_kernel_is_taken_where_it_fits():
-    kernel = pytest.importorskip("allocembed.backbones.kernel", reason="Triton is not there")
+    kernel = pytest.importorskip("allocembed.backbones.qwen_vl.kernel", reason="Triton is not there")
     lengths = [700, 33, 1280, 5]
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
     for width in (64, 80):
         tensors = torch.randn((sum(lengths), 3, 4, width), device="cuda", dtype=torch.bfloat16).unbind(1)
         assert kernel.fits(*tensors) == (width == 64 and torch.cuda.get_device_capability()[0] == 9)
         made = attention.attend_rows(*tensors, bounds, max(lengths), False, None)
-        wanted = attention._by_length(*(tensor.float() for tensor in tensors), lengths, False, None)
+        wanted = attention.attend_by_length(*(tensor.float() for tensor in tensors), lengths, False, None)
         assert (made.float() - wanted).abs().max() < 0.02

@@ -1,8 +1,8 @@
 """Attention within rows of different length as one Triton kernel, for heads of 64 on NVIDIA's Hopper.
 
-FlashAttention 2, which comes with torch, does not use what is new in these cards, and cuDNN, which does, plans anew for
-every shape. `python bench/kernel.py` compares the three. A program takes a block of queries of one head of one row, and
-all the row's keys and values go by, so many at a time: the softmax keeps its largest score and its sum as it goes.
+FlashAttention 2, which torch includes, does not use the new instructions of these cards, and cuDNN, which does, makes a
+new plan for every shape. `python bench/kernel.py` compares the three. A program takes a block of queries of one head of
+one row and iterates over blocks of the row's keys and values, keeping the running maximum and sum of the softmax.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
-HEAD = 64  # Heads of 72 and 80 would go as 64 and a rest, for which Triton 3.6 makes code that reads the wrong memory.
-TILE = {"block": 64, "along": 64, "num_warps": 4, "num_stages": 3}  # the quickest of a dozen on an H200
+HEAD = 64  # Heads of 72 and 80 would need 64 and a rest, for which Triton 3.6 compiles code that reads wrong memory.
+TILE = {"block": 64, "along": 64, "num_warps": 4, "num_stages": 3}  # the fastest of a dozen on an H200
 
 
 def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernel can take (N, heads, d) tensors: their card, their heads, and how they lie in memory."""
+    """Whether the kernel supports tensors (N, heads, d): their card, their heads, and their memory layout."""
     if query.shape[-1] != HEAD or query.shape != key.shape or torch.cuda.get_device_capability(query.device)[0] != 9:
         return False
     # It loads 16 bytes at a time.
@@ -31,12 +31,12 @@ def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float | None
 ) -> torch.Tensor:
-    """(N, heads, 64) positions of all rows, cut at `bounds` (rows + 1,) int32, to (N, heads, 64), contiguous."""
+    """Positions (N, heads, 64) of all rows, cut at `bounds` (rows + 1,) int32, to (N, heads, 64), contiguous."""
     heads, width = query.shape[1:]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     grid = (triton.cdiv(longest, TILE["block"]), heads, len(bounds) - 1)
     steps = (tensor.stride(0) // 8 for tensor in (query, key, value))
-    steepness = (scale or width**-0.5) / math.log(2)  # so that 2 to the score is what e to it would be
+    steepness = (scale or width**-0.5) / math.log(2)  # base 2 instead of e
     with torch.cuda.device_of(query):
         _attend[grid](query, key, value, output, bounds, steepness, *steps, heads=heads, width=width, **TILE)
     return output
@@ -58,13 +58,13 @@ def _attend(
     block: tl.constexpr,
     along: tl.constexpr,
 ):
-    """Steps from a position to the next are in eighths, so that the compiler knows them to be multiples of 8."""
+    """Strides are divided by 8, so that the compiler knows them to be multiples of 8."""
     number, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(bounds + row)
     length = tl.load(bounds + row + 1) - start
     if number * block >= length:
         return
-    start = start.to(tl.int64)  # of many long videos, offsets pass what 32 bits can count
+    start = start.to(tl.int64)  # offsets of many long videos exceed 32 bits
     query += start * (query_step * 8) + head * width
     key += start * (key_step * 8) + head * width
     value += start * (value_step * 8) + head * width
@@ -77,11 +77,11 @@ def _attend(
     total = tl.zeros((block,), tl.float32)
     end = length // along * along
     for at in tl.range(0, end, along):
-        made, top, total = _go_on(
+        made, top, total = _accumulate(
             made, top, total, queries, key, value, at, length, steepness, key_step, value_step, dims, along, False
         )
     if end < length:
-        made, top, total = _go_on(
+        made, top, total = _accumulate(
             made, top, total, queries, key, value, end, length, steepness, key_step, value_step, dims, along, True
         )
     made = (made / total[:, None]).to(output.dtype.element_ty)
@@ -89,7 +89,7 @@ def _attend(
 
 
 @triton.jit
-def _go_on(
+def _accumulate(
     made,
     top,
     total,
@@ -105,7 +105,7 @@ def _go_on(
     along: tl.constexpr,
     last: tl.constexpr,
 ):
-    """What was made so far and `along` keys and values more; the last of a row may be fewer."""
+    """Add `along` more keys and values; the last block of a row may be shorter."""
     places = at + tl.arange(0, along)
     if last:
         inside = places < length

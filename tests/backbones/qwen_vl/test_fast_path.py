@@ -1,4 +1,4 @@
-"""The fast path against the library's own: the same vectors, however they are computed."""
+"""The fast path against the library's own: the same vectors, whichever way they are computed."""
 
 import shutil
 
@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 
 from allocembed.allocators.learned import Learned
-from allocembed.backbones import Item, load_backbone
-from allocembed.backbones import attention as rows_attention
-from allocembed.backbones.attention import attend_rows, use_row_attention
-from allocembed.backbones.tower import find_places, run_tower
-from allocembed.budget import Allocation, Grid
+from allocembed.backbones.loading import load_backbone
+from allocembed.backbones.qwen_vl import attention as rows_attention
+from allocembed.backbones.qwen_vl.attention import attend_by_cudnn, attend_rows, use_row_attention
+from allocembed.backbones.qwen_vl.backbone import pack_rows, pad_rows
+from allocembed.backbones.qwen_vl.language import prepare_language, run_language
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.preview import load_previewer
 from allocembed.policy.replay import Replay
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
-from allocembed.resize import VALUES_AT_ONCE, _cut_together, normalise, to_patches
+from allocembed.resize import normalise, to_patches
+from tests.backbones.items import make_allocation, noise, rows_of, text, video
 
 GRIDS = [(1, 1), (3, 4), (2, 2), (3, 4), (5, 2)]
 CLOSE = {torch.float32: 1e-7, torch.bfloat16: 1e-5}  # 1 − cos
@@ -29,31 +30,17 @@ def folder(request):
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(params=["float32", "bfloat16"])
 def backbone(request, folder):
     return load_backbone(folder, device="cpu", dtype=request.param)
 
 
-def clip(count: int, seed: int = 0, height: int = 64, width: int = 96) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 255, (count, height, width, 3), np.uint8)
-
-
-def allocation(grids: list[tuple[int, int]]) -> Allocation:
-    pairs = tuple((2 * i, 2 * i + 1) for i in range(len(grids)))
-    return Allocation(pairs, (1.0,) * len(grids), tuple(Grid(*grid) for grid in grids), Grid(2, 3), 10**6, 1)
-
-
-def patches(backbone, grids=GRIDS, seed: int = 0):
-    frames = clip(2 * len(grids), seed)
-    return to_patches(frames, np.arange(len(frames)) * 2.5, allocation(grids), backbone.geometry)
-
-
-def items(backbone) -> list[Item]:
+def items(backbone):
     return [
-        Item("a red car", patches(backbone)),
-        Item(None, patches(backbone, GRIDS[1:3], 1)),
-        Item("drives by"),
-        Item("x", patches(backbone, [(6, 6)], 2)),
+        video(backbone, GRIDS, "a red car"),
+        video(backbone, GRIDS[1:3], seed=1),
+        text("drives by"),
+        video(backbone, [(6, 6)], "x", seed=2),
     ]
 
 
@@ -63,67 +50,56 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def library_tower(backbone, video):
-    pixels = normalise(video.pixels, backbone.geometry, backbone.dtype)
-    return backbone.model.visual(pixels, grid_thw=video.grids, return_dict=True)
-
-
-@torch.no_grad()
-def test_the_towers_own_loop_is_the_librarys_bit_for_bit(backbone):
-    video = patches(backbone)
-    theirs = library_tower(backbone, video)
-    ours = backbone.see(normalise(video.pixels, backbone.geometry, backbone.dtype), video.grids)
-    assert torch.equal(ours.pooler_output, theirs.pooler_output)
+def test_the_towers_loop_gives_the_librarys_bits(backbone):
+    patches = video(backbone, GRIDS).patches
+    pixels = normalise(patches.pixels, backbone.geometry, backbone.dtype)
+    grids = torch.from_numpy(patches.grids) * backbone.geometry.merge
+    grids = torch.cat([torch.ones(len(grids), 1, dtype=torch.long), grids], 1)
+    theirs = backbone.tower(pixels, grid_thw=grids, return_dict=True)
+    ours = backbone.see(pixels, patches.grids)
+    assert torch.equal(ours.tokens, theirs.pooler_output)
     deep = getattr(theirs, "deepstack_features", None) or []
-    assert len(ours.deepstack_features) == len(deep) == (2 if backbone.family == "qwen3_vl" else 0)
-    assert all(torch.equal(one, other) for one, other in zip(ours.deepstack_features, deep, strict=True))
+    assert len(ours.deepstack) == len(deep) == (2 if backbone.family == "qwen3_vl" else 0)
+    assert all(torch.equal(one, other) for one, other in zip(ours.deepstack, deep, strict=True))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_the_language_models_own_loop_is_the_librarys_bit_for_bit(backbone, packed):
-    from allocembed.backbones.base import pack_rows, pad_rows
-
-    rows = backbone.rows(items(backbone))
+def test_the_language_models_loop_gives_the_librarys_bits(backbone, packed):
+    some = items(backbone)
+    rows = rows_of(backbone, some)
     ids, positions, _ = (pack_rows if packed else pad_rows)(rows)
-    videos = [row.patches for row in rows if row.patches is not None]
-    pixels = normalise(torch.cat([video.pixels for video in videos]), backbone.geometry, backbone.dtype)
-    seen = backbone.see(pixels, torch.cat([video.grids for video in videos]))
+    videos = [item.patches for item in some if item.patches is not None]
+    pixels = normalise(torch.cat([one.pixels for one in videos]), backbone.geometry, backbone.dtype)
+    seen = backbone.see(pixels, np.concatenate([one.grids for one in videos]))
     place = ids == backbone.video_token
-    embedded = backbone.model.get_input_embeddings()(ids).masked_scatter(place[..., None], seen.pooler_output)
-    deep = {"visual_pos_masks": place, "deepstack_visual_embeds": list(seen.deepstack_features)}
-    theirs = backbone.model.language_model(
+    embedded = backbone.model.get_input_embeddings()(ids).masked_scatter(place[..., None], seen.tokens)
+    deep = {"visual_pos_masks": place, "deepstack_visual_embeds": list(seen.deepstack)}
+    theirs = backbone.language_model(
         inputs_embeds=embedded,
         position_ids=positions,
         attention_mask=None,
         use_cache=False,
-        **(deep if seen.deepstack_features else {}),
+        **(deep if seen.deepstack else {}),
     ).last_hidden_state
     lengths = [len(row) for row in rows] if packed else None
-    assert torch.equal(backbone.read(ids, positions, seen, lengths=lengths), theirs)
+    inputs = prepare_language(ids, positions, backbone.video_token, backbone.device, lengths)
+    assert torch.equal(run_language(backbone.language_model, inputs, seen), theirs)
     at = torch.tensor([3, 1, ids.numel() - 1])
-    some = backbone.read(ids, positions, seen, lengths=lengths, at=at)
-    assert torch.equal(some, theirs.flatten(0, 1)[at])
+    assert torch.equal(run_language(backbone.language_model, inputs, seen, at=at), theirs.flatten(0, 1)[at])
 
 
 def test_the_patch_embedding_is_the_same_as_a_product(backbone):
-    video = patches(backbone)
-    pixels = normalise(video.pixels, backbone.geometry, backbone.dtype)
-    places = find_places(backbone.model.visual, video.grids, torch.device("cpu"))
-    with torch.no_grad():
-        one, other = (run_tower(backbone.model.visual, pixels, places, by_product=way) for way in (False, True))
-    assert apart(one.pooler_output, other.pooler_output) < 10 * CLOSE[backbone.dtype]
     before = backbone.embed(items(backbone))
-    backbone.by_product = True
-    assert apart(backbone.embed(items(backbone)), before) < 10 * CLOSE[backbone.dtype]
+    assert apart(backbone.with_patch_product().embed(items(backbone)), before) < 10 * CLOSE[backbone.dtype]
 
 
-def test_packed_rows_are_kept_apart_by_their_bounds_alone(backbone):
+def test_packed_rows_are_separated_by_their_bounds_alone(backbone):
     alone = torch.cat([backbone.embed([item]) for item in items(backbone)])
-    use_row_attention(backbone.model.language_model)  # as on CUDA in half precision
+    use_row_attention(backbone.language_model)  # as on CUDA in half precision
     for batching in ("pack", "pad"):
         assert apart(backbone.embed(items(backbone), batching=batching), alone) < CLOSE[backbone.dtype]
-    others = [*items(backbone)[1:], Item("else", patches(backbone, GRIDS[:2], 7))]
+    others = [*items(backbone)[1:], video(backbone, GRIDS[:2], "else", seed=7)]
     found = backbone.embed([items(backbone)[0], *others], batching="pack")
     assert apart(found[:1], alone[:1]) < CLOSE[backbone.dtype]
 
@@ -155,40 +131,20 @@ def test_cudnn_is_given_rows_in_its_own_order_and_padding_changes_nothing(monkey
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(rows * length, heads, 8, generator=generator) for heads in (6, 2, 2))
     bounds = torch.arange(rows + 1, dtype=torch.int32) * length
-    found = rows_attention._by_cudnn(query, key, value, rows, causal, None)
+    found = attend_by_cudnn(query, key, value, rows, causal, None)
     assert torch.allclose(found, attend_rows(query, key, value, bounds, length, causal, None), atol=1e-6)
     assert seen == [(rows, 6, length + (-length % 32 if causal else 0), 8)]
 
 
-def test_frames_may_be_a_tensor(backbone):
-    frames, times = clip(10), np.arange(10.0)
-    from_array = to_patches(frames, times, allocation(GRIDS), backbone.geometry)
-    from_tensor = to_patches(torch.from_numpy(frames), times, allocation(GRIDS), backbone.geometry, device="cpu")
-    assert torch.equal(from_array.pixels, from_tensor.pixels)
-    assert from_array.seconds.tolist() == from_tensor.seconds.tolist()
-
-
-@pytest.mark.parametrize("values", [1, 2 * 2 * 3 * 64 * 96, VALUES_AT_ONCE])
-def test_chunks_of_one_size_may_be_cut_together(backbone, monkeypatch, values):
-    """As on CUDA, here with the CPU's filter: the layout in memory chooses its kernel, which may round otherwise."""
-    monkeypatch.setattr("allocembed.resize.VALUES_AT_ONCE", values)
-    frames, about = clip(10), allocation(GRIDS)
-    alone = to_patches(frames, np.arange(10.0), about, backbone.geometry)
-    together = torch.empty_like(alone.pixels)
-    video = torch.from_numpy(frames).permute(0, 3, 1, 2)
-    parts = together.split([grid.tokens * backbone.geometry.merge**2 for grid in about.grids])
-    _cut_together(video, about, backbone.geometry, list(parts))
-    assert (together.int() - alone.pixels.int()).abs().max() <= 1
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_blocks_give_the_same_vectors_and_one_graph_serves_all_sizes(folder):
     plain, fast = (load_backbone(folder, device="cpu", compile=flag) for flag in (False, True))
     for each in (plain, fast):
-        use_row_attention(each.model.language_model)
+        use_row_attention(each.language_model)
     counters.clear()
     for seed, grids in enumerate((GRIDS, GRIDS[:2], [(2, 5)] * 3, [(4, 1)])):
-        some = [Item("a red car", patches(plain, grids, seed)), Item("drives by")]
+        some = [video(plain, grids, "a red car", seed=seed), text("drives by")]
         assert apart(fast.embed(some, batching="pack"), plain.embed(some, batching="pack")) < 1e-6
         assert apart(fast.embed(some[:1]), plain.embed(some[:1])) < 1e-6
     assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
@@ -212,11 +168,11 @@ def test_cuda_gives_the_vectors_of_the_cpu_and_the_host_never_waits(folder):
     slow, fast = (load_backbone(folder, device=device, dtype="bfloat16") for device in ("cpu", "cuda"))
     some = items(slow)
     for batching in ("pad", "pack"):
-        rows = fast.rows(some)
-        fast.forward(rows, batching)
+        rows = rows_of(fast, some)
+        fast.forward(some, rows, batching)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            found = fast.forward(rows, batching)
+            found = fast.forward(some, rows, batching)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert apart(found.cpu(), slow.embed(some)) < 1e-3  # two devices round bfloat16 differently
@@ -224,9 +180,9 @@ def test_cuda_gives_the_vectors_of_the_cpu_and_the_host_never_waits(folder):
 
 @on_cuda
 def test_cuda_cuts_the_patches_of_the_cpu(backbone):
-    frames, about = clip(10, height=120, width=200), allocation(GRIDS)
-    here = to_patches(frames, np.arange(10.0), about, backbone.geometry)
-    there = to_patches(frames, np.arange(10.0), about, backbone.geometry, device="cuda")
+    frames, about = noise(backbone, 5, height=120, width=200), make_allocation(backbone, GRIDS)
+    here = to_patches(frames, about, backbone.geometry)
+    there = to_patches(torch.from_numpy(frames).cuda(), about, backbone.geometry)
     assert there.pixels.is_cuda and (there.pixels.cpu().int() - here.pixels.int()).abs().max() <= 1
 
 
@@ -239,12 +195,12 @@ def test_cuda_plans_by_a_graph_what_it_plans_without_one(kind, folder, smol_fold
     module = FrameModuleConfig(*widths, width=48, heads=4, summary=previewer.summary)
     torch.manual_seed(0)
     learned = Learned(ScalePolicy(PolicyConfig(module, kind, source)), previewer)
-    for count, text in ((12, "what?"), (7, None), (12, "a much longer question than the first one " * 4)):
-        frames = clip(count, count, 120, 200)
-        by_graph = learned.actions(frames, text)
+    for count, question in ((12, "what?"), (7, None), (12, "a much longer question than the first one " * 4)):
+        frames = np.random.default_rng(count).integers(0, 255, (count, 120, 200, 3), np.uint8)
+        by_graph = learned.actions(frames, question)
         assert learned._replay.works and np.array_equal(
-            by_graph, learned.actions(torch.from_numpy(frames).cuda(), text)
+            by_graph, learned.actions(torch.from_numpy(frames).cuda(), question)
         )
         learned._replay.works = False
-        assert np.abs(learned.actions(frames, text) - by_graph).max() < 1e-3
+        assert np.abs(learned.actions(frames, question) - by_graph).max() < 1e-3
         learned._replay.works = True

@@ -1,0 +1,159 @@
+"""What Qwen2-VL and Qwen3-VL share: rows with explicit positions, run block by block and layer by layer.
+
+A variant adds the prompt layout its checkpoints were trained on and the name of its position rule. Rows are
+right-padded or packed. Right padding needs no mask: attention is causal and the pooled token is the last real one, so
+it never sees the padding.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput
+from allocembed.backbones.qwen_vl.attention import use_row_attention
+from allocembed.backbones.qwen_vl.language import LanguageInputs, prepare_language, run_language, run_layer
+from allocembed.backbones.qwen_vl.positions import RULES
+from allocembed.backbones.qwen_vl.tower import TowerInputs, prepare_tower, run_block, run_tower
+from allocembed.errors import BackboneError
+from allocembed.resize import send
+
+VIDEO_PAD = "<|video_pad|>"
+
+
+@dataclass(frozen=True, eq=False)
+class RowInputs:
+    """Rows on the device, and the place (N,) of each row's pooled token among all tokens."""
+
+    language: LanguageInputs
+    last: torch.Tensor
+
+
+class QwenVLBackbone(Backbone):
+    """A Qwen-VL embedding model."""
+
+    position_rule: str
+
+    def set_up(self) -> None:
+        self.video_token: int = self.model.config.video_token_id
+        if self.tokenizer.convert_tokens_to_ids(VIDEO_PAD) != self.video_token:
+            raise BackboneError(
+                f"the tokenizer of {self.name} lacks {VIDEO_PAD}: its tokenizer files are missing or another model's"
+            )
+        # Some tokenizers change their settings on the first call, which must not happen in two threads at once.
+        self.tokenizer([""])
+        use_row_attention(self.tower)
+        sliding = "sliding_attention" in (getattr(self.model.config.text_config, "layer_types", None) or ())
+        if self.device.type == "cuda" and self.dtype in (torch.bfloat16, torch.float16) and not sliding:
+            use_row_attention(self.language_model)
+        self._set_functions()
+
+    @property
+    def tower(self) -> Any:
+        """The vision tower."""
+        return self.model.visual
+
+    @property
+    def language_model(self) -> Any:
+        return self.model.language_model
+
+    def _set_functions(self) -> None:
+        self.block, self.layer = run_block, run_layer
+        if self.compiled:
+            # One graph serves all blocks and all sizes. It rounds where the model rounds, so vectors stay the same.
+            options: dict[str, Any] = {"dynamic": True, "options": {"emulate_precision_casts": True}}
+            self.block, self.layer = torch.compile(run_block, **options), torch.compile(run_layer, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("block", "layer")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        use_row_attention(self.tower)  # registers the function in this process
+        self._set_functions()
+
+    @abstractmethod
+    def layout(self, prompt: Prompt) -> str:
+        """The string that the tokenizer reads, with one `<|video_pad|>` per chunk."""
+
+    def reserved_words(self) -> Sequence[str]:
+        return (VIDEO_PAD,)
+
+    def tokenise(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        if not prompts:
+            return []
+        for prompt in prompts:
+            for text in filter(None, (prompt.text, prompt.instruction)):
+                self.check_text(text)
+        # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
+        tokenised = self.tokenizer([self.layout(prompt) for prompt in prompts])["input_ids"]
+        # An empty text has no token to pool, so it is read as the padding token alone.
+        return [np.asarray(ids or [self.tokenizer.pad_token_id or 0], np.int64) for ids in tokenised]
+
+    def rows(self, tokenised: Sequence[np.ndarray], grids: Sequence[np.ndarray]) -> list[TokenRow]:
+        """All rows at once, because training makes thousands.
+
+        Position rules only count upwards, so the positions of a row are those of all rows in a line, minus the
+        position at which the row starts.
+        """
+        if not tokenised:
+            return []
+        line, sizes = np.concatenate(tokenised), np.concatenate(grids)
+        counts = np.where(line == self.video_token, 0, 1)
+        counts[counts == 0] = sizes.prod(-1)
+        ids = np.repeat(line, counts)
+        ends = np.concatenate([[0], np.cumsum(counts)])[np.cumsum([len(each) for each in tokenised])]
+        starts = np.concatenate([[0], ends[:-1]])
+        positions = RULES[self.position_rule](ids, self.video_token, sizes)
+        first = positions[:, np.minimum(starts, len(ids) - 1)]
+        positions = positions - np.repeat(first, ends - starts, axis=1)
+        visual = ids == self.video_token
+        bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [TokenRow(ids[start:end], positions[:, start:end], visual[start:end]) for start, end in bounds]
+
+    def prepare_tower(self, grids: np.ndarray) -> TowerInputs:
+        patches = np.concatenate([np.ones((len(grids), 1), np.int64), grids * self.geometry.merge], 1)
+        return prepare_tower(self.tower, torch.from_numpy(patches), self.device)
+
+    def run_tower(self, pixels: torch.Tensor, prepared: TowerInputs) -> TowerOutput:
+        return run_tower(self.tower, pixels, prepared, patch_product=self.patch_product, block=self.block)
+
+    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> RowInputs:
+        ids, positions, last = (pack_rows if batching == "pack" else pad_rows)(rows)
+        lengths = [len(row) for row in rows] if batching == "pack" else None
+        language = prepare_language(ids, positions, self.video_token, self.device, lengths)
+        return RowInputs(language, send(last, self.device))
+
+    def pool(self, prepared: RowInputs, features: TowerOutput | None = None) -> torch.Tensor:
+        return run_language(self.language_model, prepared.language, features, layer=self.layer, at=prepared.last)
+
+    def text_states(self, texts: Sequence[str]) -> list[torch.Tensor]:
+        rows = self.rows(self.tokenise([Prompt(text) for text in texts]), [np.empty((0, 2), np.int64)] * len(texts))
+        inputs = self.prepare_rows(rows).language
+        hidden = run_language(self.language_model, inputs, layer=self.layer)
+        # Copies, so that no row keeps the whole padded batch in memory.
+        return [states[: len(row)].to(torch.float32, copy=True) for states, row in zip(hidden, rows, strict=True)]
+
+
+def pad_rows(rows: Sequence[TokenRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Right-padded ids (N, S), positions (3, N, S), and the place (N,) of each row's last token among the N · S."""
+    longest = max(len(row) for row in rows)
+    ids = np.zeros((len(rows), longest), np.int64)
+    positions = np.zeros((3, len(rows), longest), np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], positions[:, i, : len(row)] = row.ids, row.positions
+    last = torch.tensor([i * longest + len(row) - 1 for i, row in enumerate(rows)])
+    return torch.from_numpy(ids), torch.from_numpy(positions), last
+
+
+def pack_rows(rows: Sequence[TokenRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """All rows in one sequence: ids (1, S), positions (4, 1, S) whose first axis counts from each row's start, and the
+    place (N,) of each row's last token."""
+    ids = np.concatenate([row.ids for row in rows])[None]
+    within = np.concatenate([np.arange(len(row)) for row in rows])
+    positions = np.concatenate([within[None], np.concatenate([row.positions for row in rows], 1)])[:, None]
+    last = torch.tensor(np.cumsum([len(row) for row in rows]) - 1)
+    return torch.from_numpy(ids), torch.from_numpy(positions), last

@@ -1,0 +1,115 @@
+"""The language model's forward pass, layer by layer, on rows that the host knows.
+
+It computes what transformers' own forward computes, without reading from the device where the video tokens are or how
+long packed rows are. If the model uses `row_attention`, packed rows are separated by their bounds, else by the
+library's own mask.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+from allocembed.backbones.base import TowerOutput
+from allocembed.backbones.qwen_vl.attention import NAME
+from allocembed.resize import send
+
+MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageInputs:
+    """Rows of tokens on the device: made once, valid for any visual tokens of those grids.
+
+    `ids` (N, S) and `positions` (3, N, S); `video` (V,) are the places of video tokens among the N · S, `bounds`
+    (rows + 1,) int32 the ends of the rows, `longest` the tokens of the longest row. `within` (N, S) counts from each
+    packed row's start; None if rows are not packed.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    video: torch.Tensor
+    bounds: torch.Tensor
+    longest: int
+    within: torch.Tensor | None
+
+
+def run_layer(
+    layer: torch.nn.Module,
+    hidden: torch.Tensor,
+    mask: Any,
+    bounds: torch.Tensor,
+    longest: int,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """One layer on (N, S, width). A function, so that it can be compiled once for all layers."""
+    return layer(
+        hidden,
+        attention_mask=mask,
+        position_embeddings=rotary,
+        position_ids=None,
+        past_key_values=None,
+        use_cache=False,
+        cu_seq_lens_q=bounds,
+        max_length_q=longest,
+    )
+
+
+def prepare_language(
+    ids: torch.Tensor, positions: torch.Tensor, video_token: int, device: torch.device, lengths: Sequence[int] | None
+) -> LanguageInputs:
+    """Inputs from ids (N, S) and positions (3, N, S), given on the host. `lengths` are those of rows packed into one.
+
+    Packed positions are (4, 1, S): the first axis counts from each row's start.
+    """
+    video = (ids == video_token).flatten().nonzero()[:, 0]
+    lengths = [ids.shape[1]] * len(ids) if lengths is None else list(lengths)
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    ids, positions, video, bounds = (send(tensor, device) for tensor in (ids, positions, video, bounds))
+    within = positions[0] if len(positions) == 4 else None
+    return LanguageInputs(ids, positions[-3:], video, bounds, max(lengths), within)
+
+
+def run_language(
+    model: Any,
+    inputs: LanguageInputs,
+    features: TowerOutput | None = None,
+    *,
+    layer: Callable[..., torch.Tensor] = run_layer,
+    at: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Last hidden states (N, S, width), or (K, width) of only the places `at` (K,) among the N · S.
+
+    Video tokens are replaced by `features` in order. `layer` is `run_layer`, compiled or not.
+    """
+    hidden = model.embed_tokens(inputs.ids)
+    deepstack = ()
+    if features is not None:
+        hidden = _put(hidden, inputs.video, features.tokens.to(hidden.dtype))
+        deepstack = features.deepstack
+    masks = _masks(model, hidden, inputs.within)
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * len(model.layers)
+    rotary = model.rotary_emb(hidden, inputs.positions)
+    for number, each in enumerate(model.layers):
+        hidden = layer(each, hidden, masks[kinds[number]], inputs.bounds, inputs.longest, rotary)
+        if number < len(deepstack):
+            there = hidden.flatten(0, 1)[inputs.video]
+            hidden = _put(hidden, inputs.video, there + deepstack[number].to(hidden.dtype))
+    return model.norm(hidden if at is None else hidden.flatten(0, 1)[at])
+
+
+def _put(hidden: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Hidden states (N, S, width) with the places `where` among the N · S replaced by values (V, width)."""
+    return hidden.flatten(0, 1).index_copy(0, where, values).view(hidden.shape)
+
+
+def _masks(model: Any, hidden: torch.Tensor, within: torch.Tensor | None) -> dict[str, Any]:
+    """The library's masks for its own attention. Ours receives the bounds and needs none."""
+    if model.config._attn_implementation == NAME:
+        return dict.fromkeys(MASKS)
+    about = {"config": model.config, "inputs_embeds": hidden, "attention_mask": None, "past_key_values": None}
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    return {kind: MASKS[kind](**about, position_ids=within) for kind in kinds}

@@ -1,0 +1,158 @@
+"""Loading: names, folders, the hub's cache, adapters, and checkpoints that must be refused."""
+
+import pickle
+import shutil
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
+
+from allocembed.backbones import loading
+from allocembed.backbones.loading import load_backbone
+from allocembed.backbones.registry import check_backbone
+from allocembed.errors import BackboneError
+from tests.backbones.items import rows_of, text
+
+
+@pytest.fixture(params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
+def folder(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def backbone(folder):
+    return load_backbone(folder, device="cpu")
+
+
+def test_a_checkpoint_with_missing_weights_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "broken")
+    tensors = load_file(tmp_path / "broken/model.safetensors")
+    del tensors[next(name for name in tensors if "layers.1.mlp.up_proj" in name)]
+    save_file(tensors, tmp_path / "broken/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BackboneError, match="no values for 1 weights"):
+        load_backbone(tmp_path / "broken")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("model.safetensors", "half", "cannot load"),
+        ("config.json", "{", "cannot load"),
+        ("config.json", '{"model_type": "llama"}', "is a llama model"),
+        ("adapter_config.json", "{}", "cannot load"),
+        ("preprocessor_config.json", '{"image_mean": "x", "size": 3}', "cannot load"),
+        ("config.json", "[1, 2]", "cannot load"),
+        ("config.json", '{"model_type": ["qwen2_vl"]}', "cannot load"),
+        ("tokenizer.json", '{"version": "1.0"}', "cannot load"),
+        ("tokenizer.json", "\x00\x01", "cannot load"),
+        ("pickle", None, "cannot load"),
+        ("tokenizer.json", None, "tokenizer"),
+    ],
+)
+def test_a_broken_folder_is_refused_with_its_name(folder, tmp_path, name, content, cause):
+    copy = shutil.copytree(folder, tmp_path / "broken")
+    path = copy / name
+    if name == "pickle":
+        (copy / "model.safetensors").unlink()
+        (copy / "pytorch_model.bin").write_bytes(pickle.dumps({"a": object}))
+    elif content == "half":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif content is None:
+        for file in copy.glob("tokenizer*"):
+            file.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(BackboneError, match=cause) as caught:
+        load_backbone(copy)
+    assert "broken" in str(caught.value)
+
+
+def test_an_unknown_backbone_says_what_to_do(tmp_path):
+    with pytest.raises(BackboneError, match=r"there is no folder .*nano-qwen3"):
+        load_backbone(tmp_path / "nowhere")
+    for device in ("tpu0", "meta"):
+        with pytest.raises(BackboneError, match="use auto"):
+            load_backbone(tmp_path, device=device)
+    for name in ("", "nano-qwen33"):
+        with pytest.raises(BackboneError, match="unknown backbone"):
+            load_backbone(name)
+    with pytest.raises(BackboneError, match="did you mean nano-qwen3"):
+        check_backbone("nano-qwen33")
+
+
+def test_a_pickle_holds_the_name_and_not_the_weights(folder, backbone):
+    pickled = pickle.dumps(backbone)
+    assert len(pickled) < 2000
+    assert torch.equal(pickle.loads(pickled).embed([text("a red car")]), backbone.embed([text("a red car")]))
+
+
+def test_a_hub_id_is_found_in_the_cache_without_a_network(folder, backbone, tmp_path, monkeypatch):
+    repository = tmp_path / "models--acme--tiny"
+    shutil.copytree(folder, repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0" * 40)
+    find = partial(loading.snapshot_download, cache_dir=tmp_path)
+    monkeypatch.setattr(loading, "snapshot_download", find)
+    monkeypatch.setattr(loading, "HfApi", None)  # asking the network would fail loudly
+    cached = load_backbone("acme/tiny", device="cpu")
+    assert torch.equal(cached.embed([text("a red car")]), backbone.embed([text("a red car")]))
+
+
+def test_an_incomplete_cache_is_not_mistaken_for_a_model(tmp_path, monkeypatch):
+    repository = tmp_path / "models--acme--tiny"
+    (repository / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (repository / "snapshots" / ("0" * 40) / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0" * 40)
+    monkeypatch.setattr(loading, "snapshot_download", partial(loading.snapshot_download, cache_dir=tmp_path))
+    monkeypatch.setattr(loading.HfApi, "model_info", mock.Mock(side_effect=OSError("no network")))
+    with pytest.raises(BackboneError, match=r"(?s)no network.*hf download acme/tiny"):
+        load_backbone("acme/tiny")
+
+
+@pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("names", ["old", "new"])
+def test_an_adapter_is_merged_whichever_names_it_was_saved_with(qwen2_folder, tmp_path, names, use_dora):
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2VLForConditionalGeneration
+
+    base = Qwen2VLForConditionalGeneration.from_pretrained(qwen2_folder, dtype=torch.float32)
+    targets = ["q_proj", "v_proj", "down_proj"]
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=targets, use_dora=use_dora))
+    torch.manual_seed(2)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+            parameter.data.abs_() if "magnitude" in name else None
+    adapted.peft_config["default"].base_model_name_or_path = str(qwen2_folder)
+    adapted.save_pretrained(tmp_path)
+    if names == "old":
+        weights = load_file(tmp_path / "adapter_model.safetensors")
+        renamed = {key.replace(".model.language_model.", ".model."): tensor for key, tensor in weights.items()}
+        assert renamed.keys() != weights.keys()
+        save_file(renamed, tmp_path / "adapter_model.safetensors")
+
+    backbone, plain = load_backbone(tmp_path, device="cpu"), load_backbone(qwen2_folder, device="cpu")
+    row = rows_of(backbone, [text("a red car")])[0]
+    with torch.no_grad():
+        hidden = adapted.base_model.model.model(input_ids=torch.tensor(row.ids)[None]).last_hidden_state[:, -1]
+    expected = torch.nn.functional.normalize(hidden, dim=-1)
+    assert torch.allclose(backbone.embed([text("a red car")]), expected, atol=1e-5)
+    assert (plain.embed([text("a red car")]) - expected).abs().max() > 1e-2
+
+
+def test_an_adapter_that_does_not_fit_is_refused(qwen2_folder, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    base = AutoModel.from_pretrained(qwen2_folder, dtype=torch.float32)
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = str(qwen2_folder)
+    adapted.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    strange = {key.replace("layers.0", "blocks.0"): tensor for key, tensor in weights.items()}
+    save_file(strange, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(BackboneError, match="does not fit"):
+        load_backbone(tmp_path)
