@@ -1,10 +1,7 @@
-"""The one thing an allocator does: look at a clip (and the task text), say which frames to keep and how large."""
-
-from __future__ import annotations
+"""The interface of every allocator: look at a clip and the question, request a scale for each chunk."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,17 +17,32 @@ from allocembed.budget import (
     grids_at,
     project,
 )
+from allocembed.geometry import Geometry
+from allocembed.video.clip import Clip
 
-if TYPE_CHECKING:
-    from allocembed.frames import Clip
+
+@dataclass(frozen=True)
+class AllocationRequest:
+    """What an allocator is asked for, besides the clip."""
+
+    geometry: Geometry
+    """How the backbone cuts frames."""
+    budget: Budget
+    scale_range: tuple[float, float] = SCALE_RANGE
+    question: str | None = None
+    """What is asked about this video, if anything."""
+
+    def native_scales(self, frames: int) -> np.ndarray:
+        """Scale 1 for every chunk that `frames` frames make."""
+        return np.ones(chunk_count(frames, self.geometry.frames_per_chunk))
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What an allocator wishes for, before the budget has its say.
+    """What an allocator requests, before the budget is applied.
 
-    `kept` are positions in the clip, rising; `scales` one positive number per chunk of kept frames. `grow` lets the
-    projection enlarge chunks beyond their wish to use the budget up; `bounded=False` ignores the budget (Full only).
+    `kept` are rising positions in the clip, `scales` one positive number per chunk of kept frames. `grow` lets the
+    projection enlarge chunks beyond their request to use up the budget. `bounded=False` ignores the budget (Full only).
     """
 
     kept: np.ndarray
@@ -38,51 +50,42 @@ class Plan:
     grow: bool = True
     bounded: bool = True
 
+    def fit(self, clip: Clip, request: AllocationRequest) -> Allocation:
+        """Project the plan onto the budget."""
+        budget, per_chunk = request.budget, request.geometry.frames_per_chunk
+        native = request.geometry.native(clip.height, clip.width)
+        tokens = budget.tokens(native, clip.total, per_chunk)
+        if self.bounded:
+            scales, grids = project(self.scales, native, tokens, check_range(request.scale_range), grow=self.grow)
+        else:
+            scales, grids = self.scales, grids_at(self.scales, np.array([native.rows, native.cols]))
+        return Allocation(
+            frames=chunk_frames(self.kept, per_chunk),
+            scales=tuple(float(scale) for scale in scales),
+            grids=tuple(Grid(int(rows), int(cols)) for rows, cols in grids),
+            native=native,
+            budget=tokens,
+            base_cost=base_cost(native, budget.base_frames, clip.total, per_chunk),
+        )
+
 
 class Allocator(ABC):
     """A policy over chunks. Subclasses set `name` and implement `plan`."""
 
     name: str
     scale_range: tuple[float, float] = SCALE_RANGE
-    """Smallest and largest scale where the user gives none."""
+    """Smallest and largest scale if the user gives none."""
     takes_tensors: bool = False
-    """Whether `plan` can look at a clip whose frames are a tensor on the backbone's device."""
+    """Whether `plan` accepts a clip whose frames are a tensor on the backbone's device."""
 
     def frames_wanted(self, budget: Budget, candidates: int) -> int:
         """How many frames to sample from the video."""
         return candidates
 
+    def identity(self) -> str:
+        """What tells this allocator from others of the same name: for a learned one, a digest of its weights."""
+        return self.name
+
     @abstractmethod
-    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
-        """Wishes for one clip; `text` is the task text, where there is one, `scale_range` what will be allowed."""
-
-    def allocate(
-        self,
-        clip: Clip,
-        native: Grid,
-        budget: Budget,
-        *,
-        text: str | None = None,
-        scale_range: tuple[float, float] | None = None,
-    ) -> Allocation:
-        """Plans for a clip and projects the plan onto the budget."""
-        scale_range = check_range(scale_range or self.scale_range)
-        plan = self.plan(clip, text, budget, scale_range)
-        tokens = budget.tokens(native, clip.total)
-        if plan.bounded:
-            scales, grids = project(plan.scales, native, tokens, scale_range, grow=plan.grow)
-        else:
-            scales, grids = plan.scales, grids_at(plan.scales, np.array([native.rows, native.cols]))
-        return Allocation(
-            frames=chunk_frames(plan.kept),
-            scales=tuple(float(scale) for scale in scales),
-            grids=tuple(Grid(int(rows), int(cols)) for rows, cols in grids),
-            native=native,
-            budget=tokens,
-            base_cost=base_cost(native, budget.base_frames, clip.total),
-        )
-
-
-def native_scales(frames: int) -> np.ndarray:
-    """Scale 1 for every chunk that `frames` frames make."""
-    return np.ones(chunk_count(frames))
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
+        """Decide which frames of a clip to keep, and how large each chunk should be."""

@@ -1,21 +1,19 @@
-"""Base: a few native frames, uniformly sampled. What everybody does today."""
+"""Base: a few native frames, uniformly sampled: common practice today."""
 
-from __future__ import annotations
-
-from allocembed.allocators.base import Allocator, Plan, native_scales
+from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.budget import Budget
-from allocembed.frames import Clip, candidate_indices
+from allocembed.video.clip import Clip, candidate_indices
 
 
 class BaseFrames(Allocator):
-    """8 uniform frames at native size (or the budget's own number), shrunk only where a token budget demands it."""
+    """8 uniform frames at native size (or as many as the budget says), shrunk only if a token budget demands it."""
 
     name = "base"
 
     def frames_wanted(self, budget: Budget, candidates: int) -> int:
         return budget.base_frames
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
-        # A clip may have been sampled more densely for others to look at.
-        kept = candidate_indices(len(clip), budget.base_frames)
-        return Plan(kept, native_scales(len(kept)), grow=False)
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
+        # The clip may have been sampled more densely for other methods.
+        kept = candidate_indices(len(clip), request.budget.base_frames)
+        return Plan(kept, request.native_scales(len(kept)), grow=False)

@@ -1,47 +1,43 @@
 """Content-Aware Allocation and the frame score it shares with Content-Aware Selection.
 
-The score is a heuristic over small grey previews, with no learning and no text. Four parts, each in [0, 1]:
+The score is a heuristic over small grey previews, without learning and without text. It has four parts in [0, 1]:
 
-- **sharpness**: mean absolute Laplacian; a blurred transition has little of it;
-- **change**: how far the frame is from its nearer neighbour in time; repeated shots have little of it;
-- **text-likeness**: the share of small tiles with both strong dark-light steps along a row and a two-sided histogram,
-  as writing has;
-- **blankness**: one minus the spread of grey levels; it multiplies the rest, so a black frame scores next to nothing.
+- **sharpness**: mean absolute Laplacian; low for blurred transitions;
+- **change**: distance to the nearer neighbour in time; low for repeated shots;
+- **text-likeness**: share of small tiles with strong steps along a row and a bimodal histogram, as writing has;
+- **liveliness**: spread of grey levels; it multiplies the rest, so a black frame scores almost nothing.
 
-Sharpness, change and text-likeness are taken relative to the video's own largest value, then averaged. Tokens go in
-proportion to the score, so scales go with its square root.
+Sharpness, change and text-likeness are divided by the video's own maximum, then averaged. Tokens are proportional to
+the score, so scales are proportional to its square root.
 """
-
-from __future__ import annotations
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from allocembed.allocators.base import Allocator, Plan
-from allocembed.budget import FRAMES_PER_CHUNK, Budget
-from allocembed.frames import Clip
+from allocembed.allocators.base import AllocationRequest, Allocator, Plan
+from allocembed.budget import chunk_frames
+from allocembed.video.clip import Clip
 
 PREVIEW_SIDE = 128  # pixels of the longer side of a preview
-TILE = 8  # side of the tiles in which writing is looked for
-FLOOR = 0.1  # the least score a frame is given, so that no chunk asks for nothing
+TILE = 8  # side of the tiles in which writing is detected
+FLOOR = 0.1  # smallest score of a frame, so that every chunk requests something
 
 
 class ContentAware(Allocator):
-    """All candidates kept; tokens in proportion to a frame-importance heuristic."""
+    """All candidates kept; tokens proportional to a frame-importance heuristic."""
 
     name = "content"
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
         scores = frame_scores(clip.frames)
-        padded = np.pad(scores, (0, -len(scores) % FRAMES_PER_CHUNK), mode="edge")
-        # A chunk is worth its better frame: the other one shares the pixels anyway.
-        chunk_scores = padded.reshape(-1, FRAMES_PER_CHUNK).max(1)
+        # A chunk scores as its best frame does: the others share its size anyway.
+        chunk_scores = scores[np.array(chunk_frames(np.arange(len(clip)), request.geometry.frames_per_chunk))].max(1)
         return Plan(np.arange(len(clip)), np.sqrt(chunk_scores / chunk_scores.mean()))
 
 
 def previews(frames: np.ndarray) -> torch.Tensor:
-    """(T, H, W, 3) uint8 frames to (T, h, w) grey levels in [0, 1], the longer side PREVIEW_SIDE at most."""
+    """Frames (T, H, W, 3), uint8, to grey levels (T, h, w) in [0, 1], the longer side at most PREVIEW_SIDE."""
     height, width = frames.shape[1:3]
     shrink = min(1.0, PREVIEW_SIDE / max(height, width))
     size = (max(TILE, round(height * shrink)), max(TILE, round(width * shrink)))
@@ -52,7 +48,7 @@ def previews(frames: np.ndarray) -> torch.Tensor:
 
 
 def frame_scores(frames: np.ndarray) -> np.ndarray:
-    """Importance of each of (T, H, W, 3) frames, (T,) in [FLOOR, 1].
+    """Importance (T,) of frames (T, H, W, 3), in [FLOOR, 1].
 
     >>> rng = np.random.default_rng(0)
     >>> black, noise = np.zeros((1, 64, 64, 3), np.uint8), rng.integers(0, 255, (1, 64, 64, 3), np.uint8)

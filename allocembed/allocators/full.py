@@ -1,18 +1,15 @@
-"""Full Resolution: every candidate at native size. The costly reference, the only method above the budget."""
-
-from __future__ import annotations
+"""Full Resolution: every candidate at native size. The costly reference, and the only method above the budget."""
 
 import numpy as np
 
-from allocembed.allocators.base import Allocator, Plan, native_scales
-from allocembed.budget import Budget
-from allocembed.frames import Clip
+from allocembed.allocators.base import AllocationRequest, Allocator, Plan
+from allocembed.video.clip import Clip
 
 
 class Full(Allocator):
-    """All candidate frames at scale 1, whatever the budget says."""
+    """All candidate frames at scale 1, whatever the budget is."""
 
     name = "full"
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
-        return Plan(np.arange(len(clip)), native_scales(len(clip)), bounded=False)
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
+        return Plan(np.arange(len(clip)), request.native_scales(len(clip)), bounded=False)

@@ -1,20 +1,17 @@
-"""Content-Aware Selection: only the best-scoring frames, at native size."""
-
-from __future__ import annotations
+"""Content-Aware Selection: only the highest-scoring frames, at native size."""
 
 import numpy as np
 
-from allocembed.allocators.base import Allocator, Plan, native_scales
+from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.allocators.content import frame_scores
-from allocembed.budget import Budget
-from allocembed.frames import Clip
+from allocembed.video.clip import Clip
 
 
 class ContentSelect(Allocator):
-    """The 8 highest-scoring candidates (or the budget's own number) in temporal order; the rest are dropped."""
+    """The 8 highest-scoring candidates (or as many as the budget says) in temporal order; the rest are dropped."""
 
     name = "select"
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
-        best = np.argsort(-frame_scores(clip.frames), kind="stable")[: budget.base_frames]
-        return Plan(np.sort(best), native_scales(len(best)), grow=False)
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
+        best = np.argsort(-frame_scores(clip.frames), kind="stable")[: request.budget.base_frames]
+        return Plan(np.sort(best), request.native_scales(len(best)), grow=False)

@@ -1,18 +1,15 @@
-"""Uniform Allocation: every candidate kept, all shrunk alike until they fit."""
-
-from __future__ import annotations
+"""Uniform Allocation: every candidate kept, all shrunk by one scale until they fit."""
 
 import numpy as np
 
-from allocembed.allocators.base import Allocator, Plan, native_scales
-from allocembed.budget import Budget
-from allocembed.frames import Clip
+from allocembed.allocators.base import AllocationRequest, Allocator, Plan
+from allocembed.video.clip import Clip
 
 
 class Uniform(Allocator):
-    """One scale for all chunks; the tokens that rounding leaves over lift single chunks, spread over time."""
+    """One scale for all chunks. Tokens left over by rounding enlarge single chunks, spread over time."""
 
     name = "uniform"
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
-        return Plan(np.arange(len(clip)), native_scales(len(clip)))
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
+        return Plan(np.arange(len(clip)), request.native_scales(len(clip)))

@@ -1,30 +1,36 @@
-"""The learned allocator: what it sees decides, the budget holds, and it comes along on every backbone."""
+"""The learned allocator: it depends on frames and question, keeps the budget, and works with every backbone."""
 
 import json
+import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from allocembed import AllocEmbed, load_backbone
-from allocembed.allocators import Learned, load_allocator
-from allocembed.allocators.learned import as_chunks
-from allocembed.backbones import loading
+from allocembed import AllocEmbed, EmbedConfig
+from allocembed.allocators.base import AllocationRequest
+from allocembed.allocators.learned import Learned, as_chunks
+from allocembed.allocators.registry import load_allocator
+from allocembed.backbones import registry
+from allocembed.backbones.loading import load_backbone
+from allocembed.budget import Budget
+from allocembed.errors import ConfigError, PolicyError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview
-from allocembed.policy.scale_policy import PolicyConfig, PolicyError, ScalePolicy
+from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.video import sample
 from tests.clips import picture, write_video
-from tests.test_cli import run
+from tests.command import run
 
 SMALL = FrameModuleConfig(visual_width=32, text_width=32, width=16, heads=2, layers=1)
 
 
-def save_policy(folder: Path, preview: str, source: str, module: FrameModuleConfig = SMALL, **settings) -> Path:
+def save_policy(folder: Path, preview: str, source: str, module: FrameModuleConfig = SMALL, **settings: Any) -> Path:
     """A policy with random weights large enough to tell chunks apart."""
     torch.manual_seed(3)
     policy = ScalePolicy(PolicyConfig(module, preview, source, **settings))
@@ -57,12 +63,12 @@ def frames() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def learned(backbone, checkpoint) -> Learned:
-    return load_allocator(checkpoint, backbone)
+    return load_allocator(str(checkpoint), backbone)
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "smol_checkpoint"])
 def test_a_checkpoint_brings_its_preview_along_on_any_backbone(backbone, frames, name, request):
-    embedder = AllocEmbed(backbone, request.getfixturevalue(name))
+    embedder = AllocEmbed(backbone, str(request.getfixturevalue(name)))
     embedding = embedder.encode_video(frames, "what?")
     allocation = embedding.allocation
     assert embedder.allocator.name == "learned" and len(allocation) == 12
@@ -72,13 +78,13 @@ def test_a_checkpoint_brings_its_preview_along_on_any_backbone(backbone, frames,
     assert embedder.allocator.previewer.device == backbone.device
 
 
-def test_scales_are_the_means_of_the_policy(learned, frames):
+def test_scales_are_the_means_of_the_policy(learned, backbone, frames):
     video = frames[:24]
     text = learned.previewer.read(["what?"])[0]
     alpha, beta = learned.policy(learned.previewer.look(as_chunks(video))[None], text[None])
     means = (alpha / (alpha + beta))[0].detach().numpy()
     assert np.abs(learned.actions(video, "what?") - means).max() < 1e-6 and np.ptp(means) > 0.05
-    plan = learned.plan(sample(video, 24), "what?", None, (0.5, 1.5))
+    plan = learned.plan(sample(video, 24), AllocationRequest(backbone.geometry, Budget(), (0.5, 1.5), "what?"))
     assert np.abs(plan.scales - (0.5 + means)).max() < 1e-6 and plan.grow and plan.bounded
 
 
@@ -92,13 +98,13 @@ def test_the_text_and_the_frames_both_matter_and_the_default_task_stands_in(lear
 
 @pytest.mark.parametrize("budget", ["8f", "2f", 30, "400"])
 def test_the_budget_holds(backbone, learned, frames, budget):
-    allocation = AllocEmbed(backbone, learned, budget=budget).allocate(frames)
+    allocation = AllocEmbed(backbone, learned, EmbedConfig(budget=str(budget))).allocate(frames)
     assert 0 < allocation.cost <= allocation.budget
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 23, 60])
 def test_any_number_of_candidates_is_planned_for(backbone, learned, frames, count):
-    embedding = AllocEmbed(backbone, learned, candidates=count).encode_video(frames)
+    embedding = AllocEmbed(backbone, learned, EmbedConfig(candidates=count)).encode_video(frames)
     assert len(embedding.allocation) == -(-count // 2)
     assert embedding.cost <= embedding.allocation.budget
 
@@ -110,9 +116,9 @@ def test_an_odd_last_frame_is_paired_with_itself(learned, frames):
 
 def test_the_range_is_the_trained_one_unless_another_is_given(backbone, qwen3_folder, frames, tmp_path):
     folder = save_policy(tmp_path, "backbone", str(qwen3_folder), scale_range=(0.4, 0.7))
-    usual = AllocEmbed(backbone, folder)
+    usual = AllocEmbed(backbone, str(folder))
     assert usual.scale_range == (0.4, 0.7)
-    wide = AllocEmbed(backbone, usual.allocator, scale_range=(0.2, 1.8))
+    wide = AllocEmbed(backbone, usual.allocator, EmbedConfig(scale_range=(0.2, 1.8)))
     for embedder, low, high in ((usual, 0.4, 0.7), (wide, 0.2, 1.8)):
         scales = embedder.allocate(frames).scales
         assert low <= min(scales) and max(scales) <= high
@@ -148,13 +154,41 @@ def test_planning_is_safe_while_the_backbone_works_in_another_thread(backbone, l
     assert all(np.abs(other - vector).max() < 1e-5 for other in vectors)
 
 
+def test_a_pickled_allocator_plans_the_same(learned, frames):
+    other = pickle.loads(pickle.dumps(learned))
+    assert np.array_equal(other.actions(frames[:24], "what?"), learned.actions(frames[:24], "what?"))
+    assert other.identity() == learned.identity()
+
+
+def test_the_identity_tells_weights_and_previews_apart(learned, backbone, qwen3_folder, tmp_path):
+    policy = ScalePolicy.from_pretrained(save_policy(tmp_path, "backbone", str(qwen3_folder)))
+    same = Learned(policy, learned.previewer)
+    assert same.identity() == learned.identity()
+    assert Learned(policy, BackbonePreview(learned.previewer.backbone, 6)).identity() != learned.identity()
+    with torch.no_grad():
+        policy.frame_module.head.out.bias.add_(1e-3)
+    assert same.identity() != learned.identity()
+
+
+def test_a_backbone_of_single_frame_chunks_is_planned_for(mean_pool_folder, checkpoint, smol_checkpoint, frames):
+    single = load_backbone(mean_pool_folder, device="cpu")
+    for folder in (checkpoint, smol_checkpoint):
+        embedder = AllocEmbed(single, str(folder))
+        allocation = embedder.allocate(frames, "what?")
+        assert len(allocation) == 24 and allocation.cost <= allocation.budget and len(set(allocation.grids)) > 1
+
+
+def test_an_allocator_loaded_for_other_chunks_raises(learned, mean_pool_folder, frames):
+    single = load_backbone(mean_pool_folder, device="cpu")
+    with pytest.raises(PolicyError, match="chunks of 2 frames, the backbone has chunks of 1"):
+        AllocEmbed(single, learned).allocate(frames)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["checkpoint", "smol_checkpoint"])
 def test_a_gpu_plans_as_the_cpu_does(qwen3_folder, frames, name, request):
     on = {
-        device: AllocEmbed.from_pretrained(
-            qwen3_folder, request.getfixturevalue(name), device=device, dtype=torch.float32
-        )
+        device: AllocEmbed.from_pretrained(qwen3_folder, request.getfixturevalue(name), device=device, dtype="float32")
         for device in ("cpu", "cuda")
     }
     actions = {device: embedder.allocator.actions(frames[:24], "what?") for device, embedder in on.items()}
@@ -171,16 +205,16 @@ def test_another_preview_model_than_the_trained_one_is_refused(backbone):
 
 def test_a_preview_model_that_can_not_be_had_is_named_with_the_allocator(backbone, tmp_path):
     folder = save_policy(tmp_path / "policy", "backbone", str(tmp_path / "gone"))
-    with pytest.raises(PolicyError, match=r"policy sees through .*gone, which can't be loaded"):
-        load_allocator(folder, backbone)
+    with pytest.raises(PolicyError, match=r"cannot load .*gone, the preview model of the allocator .*policy"):
+        load_allocator(str(folder), backbone)
 
 
 @pytest.fixture
 def shipped(monkeypatch, tmp_path, qwen2_folder, qwen3_folder):
     """Short names for the tiny models, with an allocator that is shipped for both once `save_policy` has written it."""
     for name, folder in (("nano-qwen2", qwen2_folder), ("nano-qwen3", qwen3_folder)):
-        entry = loading.Entry(str(folder), allocator=str(tmp_path / "nano-allocator"))
-        monkeypatch.setitem(loading.REGISTRY, name, entry)
+        entry = registry.BackboneEntry(str(folder), allocator=str(tmp_path / "nano-allocator"))
+        monkeypatch.setitem(registry.REGISTRY, name, entry)
     return tmp_path / "nano-allocator"
 
 
@@ -188,7 +222,7 @@ def shipped(monkeypatch, tmp_path, qwen2_folder, qwen3_folder):
 def test_auto_is_learned_where_one_is_shipped_and_uniform_elsewhere(shipped, backbone, name):
     nano = load_backbone(name, device="cpu")
     assert AllocEmbed(nano).allocator.name == "uniform"
-    with pytest.raises(ValueError, match=r"missing from this installation.*recipes/nano_allocator\.py"):
+    with pytest.raises(PolicyError, match=r"missing from this installation.*recipes/nano_allocator\.py"):
         load_allocator("learned", nano)
     save_policy(shipped, "backbone", "nano-qwen3")
     for asked in ("auto", "learned"):
@@ -199,26 +233,26 @@ def test_auto_is_learned_where_one_is_shipped_and_uniform_elsewhere(shipped, bac
 
 
 def test_learned_without_a_shipped_one_says_how_to_have_one(backbone):
-    with pytest.raises(ValueError, match=r"--allocator FOLDER_OR_HUB_ID.*allocembed train --backbone") as caught:
+    with pytest.raises(PolicyError, match=r"--allocator FOLDER_OR_HUB_ID.*allocembed train --backbone") as caught:
         load_allocator("learned", backbone)
     assert backbone.name in str(caught.value)
-    with pytest.raises(ValueError, match="without a backbone"):
+    with pytest.raises(PolicyError, match="without a backbone"):
         load_allocator("learned")
 
 
 @pytest.mark.parametrize("name", ["magic", "", "nowhere/"])
-def test_a_name_that_can_not_be_is_refused_before_the_weights_are_read(name):
-    with pytest.raises(ValueError, match=r"take one of base, .*learned, auto, or the folder"):
+def test_an_impossible_name_raises_before_any_weights_are_read(name):
+    with pytest.raises(ConfigError, match=r"use one of base, .*learned, auto, or the folder"):
         AllocEmbed.from_pretrained("no/such-model", name)
 
 
 def test_the_command_line_takes_a_folder_and_draws_it(checkpoint, qwen2_folder, tmp_path):
     video, png = write_video(tmp_path / "one.mp4"), tmp_path / "film.png"
     words = ["--backbone", qwen2_folder, "--allocator", checkpoint, "--device", "cpu"]
-    result = run("allocate", video, *words, "--png", png, "--text", "what?")
+    result = run("allocate", video, *words, "--png", png, "--question", "what?")
     assert result.returncode == 0, result.stderr
     assert Image.open(png).width == 1600
-    result = run("allocate", video, *words, "--json", "--range", "0.5,0.9")
+    result = run("allocate", video, *words, "--json", "--scale-range", "0.5", "0.9")
     assert all(0.5 <= chunk["scale"] <= 0.9 for chunk in json.loads(result.stdout)["chunks"])
     result = run("embed", video, *words, "--out", tmp_path / "v.npz")
     assert result.returncode == 0, result.stderr

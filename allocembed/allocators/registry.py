@@ -1,0 +1,84 @@
+"""Allocators by name. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allocembed.errors import ConfigError, PolicyError, did_you_mean
+
+if TYPE_CHECKING:
+    from allocembed.allocators.base import Allocator
+    from allocembed.backbones.base import Backbone
+
+LEARNED, AUTO = "learned", "auto"
+METHODS = {
+    "base": "base_frames.BaseFrames",
+    "full": "full.Full",
+    "uniform": "uniform.Uniform",
+    "content": "content.ContentAware",
+    "select": "select.ContentSelect",
+}
+"""Methods without training, and their classes."""
+ALL_METHODS = (*METHODS, LEARNED)
+
+
+def is_method(name: str) -> bool:
+    """Whether this is the name of a method, not of a folder or hub repository."""
+    return name in (*ALL_METHODS, AUTO)
+
+
+def check_allocator(name: str) -> None:
+    """Raise ConfigError for a name that cannot be an allocator's, before any weights are read."""
+    if is_method(name) or "/" in name.strip("/") or (name and Path(name).is_dir()):
+        return
+    hint = did_you_mean(name, (*ALL_METHODS, AUTO))
+    raise ConfigError(
+        f"unknown allocator {name!r}{hint}: use one of {', '.join(ALL_METHODS)}, auto, or the folder or hub id of a "
+        "learned allocator"
+    )
+
+
+def make_method(name: str) -> Allocator:
+    """A method that needs no training.
+
+    >>> make_method("uniform").name
+    'uniform'
+    """
+    module, cls = METHODS[name].split(".")
+    return getattr(import_module(f"allocembed.allocators.{module}"), cls)()
+
+
+def load_allocator(name: str = AUTO, backbone: Backbone | None = None) -> Allocator:
+    """Load an allocator by method name, or a learned one by folder or hub id.
+
+    `learned` is the allocator bundled for the backbone; `auto` is that one if it exists, else `uniform`.
+
+    >>> load_allocator("auto").name
+    'uniform'
+    """
+    check_allocator(name)
+    bundled = None if backbone is None else backbone.allocator
+    if name == AUTO:
+        name = LEARNED if bundled and Path(bundled).is_dir() else "uniform"
+    if name in METHODS:
+        return make_method(name)
+    from allocembed.allocators.learned import Learned
+
+    return Learned.from_pretrained(_bundled(bundled, backbone) if name == LEARNED else name, backbone)
+
+
+def _bundled(folder: str | None, backbone: Backbone | None) -> str:
+    if folder is None:
+        target = "without a backbone" if backbone is None else f"for {backbone.name}"
+        raise PolicyError(
+            f"no learned allocator is bundled {target}: pass --allocator FOLDER_OR_HUB_ID, train one with "
+            f"allocembed train --backbone {'NAME' if backbone is None else backbone.name}, or use uniform"
+        )
+    if not Path(folder).is_dir():
+        raise PolicyError(
+            f"the bundled allocator is missing from this installation ({folder}): reinstall allocembed, or make it "
+            "with recipes/nano_allocator.py and pass its folder with --allocator"
+        )
+    return folder
