@@ -1,50 +1,60 @@
-"""AllocEmbed: the whole path from a video to a vector, and the only place that knows it.
+"""AllocEmbed: the path from a video to a vector, as stages that can be called one by one.
 
-    source → Clip → (allocator) → Allocation within the budget → Patches → (backbone) → vector
+    source → read → Clip → plan → Plan → allocate → Allocation → patch → Patches → embed → vector
 
-Every embedding comes with the allocation that made it, and so with its exact cost in tokens.
+No stage starts a thread. `stream` and the `encode_…` methods hand the stages to an executor (`allocembed.execution`).
+Every embedding of a video comes with the allocation that made it, and so with its exact cost in tokens.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
-from allocembed.allocators import DEFAULT_ALLOCATOR, Allocator, check_allocator, load_allocator
-from allocembed.backbones import DEFAULT_BACKBONE, Backbone, Item, load_backbone
-from allocembed.backbones.base import Batching
+from allocembed import __version__
+from allocembed.allocators.base import AllocationRequest, Allocator, Plan
+from allocembed.allocators.registry import AUTO, load_allocator
+from allocembed.backbones.base import Backbone, Item, Prompt
+from allocembed.backbones.loading import load_backbone
+from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
-from allocembed.pipeline import DeviceLane, core_count, in_order
-from allocembed.resize import Patches, send, to_patches
-from allocembed.video import Clip, DecodeLimits, VideoError, sample
+from allocembed.config import DType, EmbedConfig, Seek
+from allocembed.errors import VideoError
+from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
+from allocembed.resize import Patches, chunk_seconds, send, to_patches
+from allocembed.video import Clip, DecodeLimits, VideoSource, open_video
+from allocembed.video import Source as FileSource
 
-Source: TypeAlias = str | Path | np.ndarray | Sequence | Clip
-BATCH = 8
-SMALL = 100_000_000  # parameters: on a CPU the matrices of such a backbone are too small for several threads to share
+Source: TypeAlias = FileSource | Clip
 logger = logging.getLogger("allocembed")
 
 
 @dataclass(frozen=True, eq=False)
-class Embedding:
-    """A unit vector (dim,) fp32 and, for a video, what it cost and where the tokens went."""
+class VideoEmbedding:
+    """A unit vector (dim,), fp32, of a video, and where its tokens went."""
 
     vector: np.ndarray
     source: str
-    allocation: Allocation | None = None
+    allocation: Allocation
 
     @property
     def cost(self) -> int:
-        """Visual tokens the backbone read; 0 for a text."""
-        return self.allocation.cost if self.allocation else 0
+        """Visual tokens that the backbone read."""
+        return self.allocation.cost
+
+
+@dataclass(frozen=True, eq=False)
+class TextEmbedding:
+    """A unit vector (dim,), fp32, of a text."""
+
+    vector: np.ndarray
+    text: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,102 +65,170 @@ class Failure:
     error: VideoError
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A video ready for the backbone."""
-
-    source: str
-    allocation: Allocation
-    item: Item
-
-
 class AllocEmbed:
     """Embeds videos under a token budget with a frozen backbone.
 
-    `budget` is "8f" (as many tokens as 8 native frames of the same video) or a number of tokens; `candidates` frames
-    are sampled, and `allocator` (a method by name, or the folder or hub id of a learned one) gives each pair of them a
-    resolution within `scale_range`, which is the allocator's own where none is given.
+    `config` holds the budget and all other settings; its `backbone` and `allocator` are replaced by the given objects.
     """
 
     def __init__(
         self,
         backbone: Backbone,
-        allocator: str | Path | Allocator = DEFAULT_ALLOCATOR,
+        allocator: str | Allocator = AUTO,
+        config: EmbedConfig | None = None,
         *,
-        budget: str | int | Budget = "8f",
-        candidates: int = CANDIDATES,
-        scale_range: tuple[float, float] | None = None,
-        seek: str = "exact",
         limits: DecodeLimits | None = None,
     ) -> None:
-        if candidates < 1:
-            raise ValueError(f"candidates must be at least 1, not {candidates}")
-        if seek not in ("exact", "keyframe"):
-            raise ValueError(f"seek must be exact or keyframe, not {seek!r}")
+        config = config or EmbedConfig()
         self.backbone = backbone
-        self.allocator = load_allocator(allocator, backbone)
-        self.budget = Budget.parse(budget)
-        self.candidates = candidates
-        self.scale_range = check_range(scale_range or self.allocator.scale_range)
-        self.seek = seek
+        self.allocator = load_allocator(allocator, backbone) if isinstance(allocator, str) else allocator
+        self.budget = Budget.parse(config.budget)
+        self.scale_range = check_range(config.scale_range or self.allocator.scale_range)
         self.limits = limits or DecodeLimits()
-        self._lane = DeviceLane(backbone.device) if backbone.device.type == "cuda" else None
+        named = isinstance(allocator, str) and allocator != AUTO
+        self.config = replace(
+            config,
+            backbone=backbone.name,
+            allocator=allocator if named else self.allocator.name,
+            scale_range=self.scale_range,
+            dim=backbone.dim,
+        )
 
     @classmethod
     def from_pretrained(
         cls,
         backbone: str | Path = DEFAULT_BACKBONE,
-        allocator: str | Path | Allocator = DEFAULT_ALLOCATOR,
+        allocator: str | Path = AUTO,
         *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
+        budget: str | int | Budget = "8f",
+        candidates: int = CANDIDATES,
+        scale_range: tuple[float, float] | None = None,
+        seek: Seek = "exact",
+        start: float | None = None,
+        end: float | None = None,
         dim: int | None = None,
+        device: str = "auto",
+        dtype: DType = "auto",
         compile: bool = False,
-        **settings,
+        limits: DecodeLimits | None = None,
     ) -> AllocEmbed:
-        """Loads a backbone by short name, hub id or folder (see `load_backbone`); `settings` are the constructor's."""
-        check_allocator(allocator)
-        loaded = load_backbone(backbone, device=device, dtype=dtype, dim=dim, compile=compile)
-        return cls(loaded, allocator, **settings)
+        """Load a backbone and an allocator by name, hub id or folder. The options are the fields of `EmbedConfig`."""
+        config = EmbedConfig(
+            backbone=str(backbone),
+            allocator=str(allocator),
+            budget=str(budget),
+            candidates=candidates,
+            scale_range=scale_range,
+            seek=seek,
+            start=start,
+            end=end,
+            dim=dim,
+            device=device,
+            dtype=dtype,
+            compile=compile,
+        )
+        return cls.from_config(config, limits=limits)
 
-    def read(self, source: Source) -> Clip:
-        """Samples the frames the allocator wants to see."""
-        return self._read(source, self.limits)
+    @classmethod
+    def from_config(cls, config: EmbedConfig, *, limits: DecodeLimits | None = None) -> AllocEmbed:
+        """Load what a config names."""
+        config.check()
+        backbone = load_backbone(
+            config.backbone, device=config.device, dtype=config.dtype, dim=config.dim, compile=config.compile
+        )
+        if backbone.notice:
+            logger.warning(backbone.notice)
+        return cls(backbone, config.allocator, config, limits=limits)
 
-    def allocate(self, source: Source, text: str | None = None) -> Allocation:
-        """Where the tokens of a video would go, without embedding it."""
-        return self._allocate(self.read(source), text)
+    def with_config(self, config: EmbedConfig) -> AllocEmbed:
+        """An embedder with other settings, which shares this one's backbone and allocator."""
+        other = AllocEmbed(self.backbone, self.allocator, config, limits=self.limits)
+        other.config = replace(other.config, allocator=self.config.allocator)
+        return other
 
-    def cut(self, clip: Clip, text: str | None = None) -> tuple[Allocation, Patches]:
-        """Allocates and resizes, on a GPU where the backbone is on one: the frames go there once, as they are."""
-        if self._lane is None:
-            allocation = self._allocate(clip, text)
-            return allocation, to_patches(clip.frames, clip.times, allocation, self.backbone.geometry)
-        with self._lane():
-            frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
-            seen = replace(clip, frames=frames) if self.allocator.takes_tensors else clip
-            allocation = self._allocate(seen, text)
-            return allocation, to_patches(frames, clip.times, allocation, self.backbone.geometry)
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides which vector comes out, besides the video and the texts: a key for caches."""
+        settings = self.config.settings() | {"backbone": self.backbone.weights_digest}
+        settings["candidates"] = self.frames_wanted
+        return {
+            "allocembed": __version__,
+            "family": self.backbone.family,
+            "geometry": repr(self.backbone.geometry),
+            "dtype": str(self.backbone.dtype),
+            **settings,
+            "allocator": self.allocator.identity(),
+        }
+
+    # The stages
 
     @property
-    def batching(self) -> Batching:
-        """How several videos go through the backbone: packed on a GPU, where padding would be read for nothing."""
-        return "pack" if self._lane else "pad"
+    def frames_wanted(self) -> int:
+        """How many frames the allocator wants to see of each video."""
+        return self.allocator.frames_wanted(self.budget, self.config.candidates)
 
-    def encode_video(self, source: Source, text: str | None = None, *, instruction: str | None = None) -> Embedding:
-        """Embeds one video, with the task text or question that belongs to it; raises VideoError if it can't."""
-        return self.encode_videos([source], text, instruction=instruction)[0]
+    def open(self, source: FileSource, *, decoder_threads: int = 0) -> VideoSource:
+        """Open a source. Close it, or use it in a `with` block."""
+        limits = replace(self.limits, threads=self.limits.threads or decoder_threads)
+        return open_video(source, limits=limits, start=self.config.start, end=self.config.end)
+
+    def read(self, source: Source, *, decoder_threads: int = 0) -> Clip:
+        """Sample the frames that the allocator wants to see."""
+        if isinstance(source, Clip):
+            return source
+        with self.open(source, decoder_threads=decoder_threads) as video:
+            return video.sample(self.frames_wanted, self.config.seek)
+
+    def request(self, question: str | None = None) -> AllocationRequest:
+        """What the allocator is asked for."""
+        return AllocationRequest(self.backbone.geometry, self.budget, self.scale_range, question)
+
+    def plan(self, clip: Clip, question: str | None = None) -> Plan:
+        """Let the allocator request a scale for each chunk."""
+        return self.allocator.plan(clip, self.request(question))
+
+    def allocate(self, source: Source, question: str | None = None) -> Allocation:
+        """Where the tokens of a video go: the plan, projected onto the budget."""
+        clip = self.read(source)
+        return self.plan(clip, question).fit(clip, self.request())
+
+    def patch(self, clip: Clip, allocation: Allocation) -> Patches:
+        """Resize the frames and cut them into patches."""
+        return to_patches(clip.frames, allocation, self.backbone.geometry)
+
+    def prepare(
+        self, clip: Clip, question: str | None = None, instruction: str | None = None
+    ) -> tuple[Allocation, Item]:
+        """Plan, allocate and patch. If the backbone is on a GPU, the frames are sent there once, as they are."""
+        sent = clip
+        if self.backbone.packs:
+            frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
+            sent = replace(clip, frames=cast(np.ndarray, frames))
+        allocation = self.allocate(sent if self.allocator.takes_tensors else clip, question)
+        seconds = chunk_seconds(clip.times - clip.start, allocation)
+        return allocation, Item(Prompt(question, instruction, seconds), self.patch(sent, allocation))
+
+    def embed(self, items: Sequence[Item]) -> np.ndarray:
+        """Vectors (N, dim) of prepared items; batched on a GPU, one by one on a CPU."""
+        return embed_items(self.backbone, items)
+
+    # Videos and texts to vectors
+
+    def encode_video(
+        self, source: Source, question: str | None = None, *, instruction: str | None = None
+    ) -> VideoEmbedding:
+        """Embed one video, with a question about it if there is one. Raises VideoError if it cannot be read."""
+        return self.encode_videos([source], question, instruction=instruction)[0]
 
     def encode_videos(
         self,
         sources: Iterable[Source],
-        text: str | Sequence[str] | None = None,
+        question: str | Sequence[str | None] | None = None,
         *,
         instruction: str | None = None,
-    ) -> list[Embedding]:
-        """Embeds videos, all with one text or each with its own; the first bad one raises. See `stream`."""
+    ) -> list[VideoEmbedding]:
+        """Embed videos, with one question for all or one for each. The first bad one raises; see `stream`."""
         results = []
-        for result in self.stream(sources, text, instruction=instruction):
+        for result in self.stream(sources, question, instruction=instruction):
             if isinstance(result, Failure):
                 raise result.error
             results.append(result)
@@ -159,98 +237,54 @@ class AllocEmbed:
     def stream(
         self,
         sources: Iterable[Source],
-        text: str | Sequence[str] | None = None,
+        question: str | Sequence[str | None] | None = None,
         *,
         instruction: str | None = None,
         batch: int = BATCH,
         workers: int | None = None,
-    ) -> Iterator[Embedding | Failure]:
-        """Embeds videos in order as they are read; a bad file yields a Failure and costs itself only.
+    ) -> Iterator[VideoEmbedding | Failure]:
+        """Embed videos in order. A bad file yields a Failure and does not affect the others.
 
-        `workers` threads, by default one for every core, make videos ready while the backbone works: ahead of it are at
-        most one in each thread and 2 × `batch` more. A GPU embeds `batch` videos at a time, packed. On a CPU every
-        video is embedded alone, so that its vector is the same, bit for bit, in any company; a small backbone that is
-        not compiled does so on every core at once.
+        `workers` threads, by default one per core, prepare videos while the backbone works. They are ahead of it by at
+        most one video per thread and 2 × `batch` more. A GPU embeds `batch` videos at a time. On a CPU every video is
+        embedded alone, so that its vector is always the same, bit for bit.
         """
         if isinstance(sources, str | Path):
-            raise TypeError(f"give a list of videos, as in [{str(sources)!r}], or use encode_video")
-        if batch < 1:
-            raise ValueError(f"batch must be at least 1, not {batch}")
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers must be at least 1, not {workers}")
-        if self.backbone.notice:
-            logger.warning(self.backbone.notice)
+            raise TypeError(f"pass a list of videos, such as [{str(sources)!r}], or use encode_video")
         sources = list(sources)
-        texts = [text] * len(sources) if text is None or isinstance(text, str) else list(text)
-        if len(texts) != len(sources):
-            raise ValueError(f"{len(sources)} videos and {len(texts)} texts: give one text, or one for each video")
-        for each in {text for text in (*texts, instruction) if text is not None}:
-            self.backbone.check_text(each)  # before any video is decoded for it
-        self.backbone.tokenise([Item("")])  # its first call may change its settings, which no two threads must do
-        whole = self._embeds_side_by_side()
-        many = whole or self._lane is not None
-        workers = max(1, min(workers or (core_count() if many else 1), 2 * batch, len(sources)))
-        # A decoder needs threads of its own only where there are more cores than videos.
-        limits = replace(self.limits, threads=self.limits.threads or max(1, core_count() // workers))
-        work = partial(self._embed_one if whole else self._prepare, limits=limits, instruction=instruction)
-        how = {"workers": workers, "ahead": workers + 2 * batch, "torch_threads": 1 if many else None}
-        with closing(in_order(work, zip(sources, texts, strict=True), **how)) as done:
-            if whole:
-                yield from done
-                return
-            while some := list(islice(done, batch if self._lane else 1)):
-                yield from self._embed_all(some)
+        questions = [question] * len(sources) if question is None or isinstance(question, str) else list(question)
+        if len(questions) != len(sources):
+            raise ValueError(f"{len(sources)} videos and {len(questions)} questions: pass one, or one for each video")
+        for text in {text for text in (*questions, instruction) if text is not None}:
+            self.backbone.check_text(text)  # before any video is decoded for it
 
-    def encode_text(self, text: str, *, instruction: str | None = None) -> Embedding:
-        """Embeds one text."""
-        return self.encode_texts([text], instruction=instruction)[0]
-
-    def encode_texts(self, texts: Sequence[str], *, instruction: str | None = None) -> list[Embedding]:
-        """Embeds texts: captions, answers, or (with `backbone.query_instruction`) search sentences."""
-        if isinstance(texts, str):
-            raise TypeError(f"give a list of texts, as in [{texts!r}], or use encode_text")
-        vectors = self.backbone.embed([Item(text=text, instruction=instruction) for text in texts]).numpy()
-        return [Embedding(vector, text) for vector, text in zip(vectors, texts, strict=True)]
-
-    def _embeds_side_by_side(self) -> bool:
-        """Whether whole videos go through the backbone beside each other, each on a core of its own."""
-        # Compiled code is made for one number of threads, and would be made again for every core.
-        if self.backbone.device.type != "cpu" or self.backbone.compiled:
-            return False
-        return sum(weights.numel() for weights in self.backbone.model.parameters()) < SMALL
-
-    def _read(self, source: Source, limits: DecodeLimits) -> Clip:
-        if isinstance(source, Clip):
-            return source
-        wanted = self.allocator.frames_wanted(self.budget, self.candidates)
-        return sample(source, wanted, seek=self.seek, limits=limits)
-
-    def _allocate(self, clip: Clip, text: str | None) -> Allocation:
-        native = self.backbone.geometry.native(clip.height, clip.width)
-        return self.allocator.allocate(clip, native, self.budget, text=text, scale_range=self.scale_range)
-
-    def _prepare(
-        self, job: tuple[Source, str | None], limits: DecodeLimits, instruction: str | None
-    ) -> Prepared | Failure:
-        source, text = job
-        try:
-            clip = self._read(source, limits)
+        def prepare(job: tuple[Source, str | None], worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
+            clip = self.read(job[0], decoder_threads=worker.decoder_threads)
             try:
-                allocation, patches = self.cut(clip, text)
+                with worker.lane():
+                    allocation, item = self.prepare(clip, job[1], instruction)
             except BudgetError as error:
                 raise VideoError(clip.source, str(error)) from error
-        except VideoError as error:
-            return Failure(error.source, error)
-        return Prepared(clip.source, allocation, Item(text, patches, instruction))
+            yield Prepared(item, (clip.source, allocation))
 
-    def _embed_one(self, job: tuple[Source, str | None], **how) -> Embedding | Failure:
-        return next(self._embed_all([self._prepare(job, **how)]))
-
-    def _embed_all(self, prepared: Sequence[Prepared | Failure]) -> Iterator[Embedding | Failure]:
-        items = [video.item for video in prepared if isinstance(video, Prepared)]
-        vectors = iter(self.backbone.embed(items, batching=self.batching).numpy() if items else ())
-        for video in prepared:
-            if isinstance(video, Failure):
-                yield video
+        jobs = zip(sources, questions, strict=True)
+        if workers is not None:
+            workers = max(1, min(workers, len(sources))) if workers >= 1 else workers
+        for outcome in embed_jobs(self.backbone, jobs, prepare, batch=batch, workers=workers):
+            if outcome.error is not None:
+                error = cast(VideoError, outcome.error)
+                yield Failure(getattr(error, "source", str(outcome.job[0])), error)
             else:
-                yield Embedding(next(vectors), video.source, video.allocation)
+                ((source, allocation), vector) = outcome.pieces[0]
+                yield VideoEmbedding(vector, source, allocation)
+
+    def encode_text(self, text: str, *, instruction: str | None = None) -> TextEmbedding:
+        """Embed one text."""
+        return self.encode_texts([text], instruction=instruction)[0]
+
+    def encode_texts(self, texts: Sequence[str], *, instruction: str | None = None) -> list[TextEmbedding]:
+        """Embed texts: captions, answers or, with `backbone.query_instruction`, search sentences."""
+        if isinstance(texts, str):
+            raise TypeError(f"pass a list of texts, such as [{texts!r}], or use encode_text")
+        vectors = self.backbone.embed([Item(Prompt(text, instruction)) for text in texts]).numpy()
+        return [TextEmbedding(vector, text) for vector, text in zip(vectors, texts, strict=True)]

@@ -1,14 +1,16 @@
 """The whole path: files in, vectors out, the cost beside them, and a bad file costs itself only."""
 
 import logging
+import shutil
 
 import numpy as np
 import pytest
+import torch
 
-from allocembed import AllocEmbed, Failure, VideoError
-from allocembed.allocators import METHODS
-from allocembed.backbones import BackboneError
-from tests.clips import picture
+from allocembed import AllocEmbed, EmbedConfig, Failure, VideoError
+from allocembed.allocators.registry import METHODS
+from allocembed.errors import BackboneError, ConfigError
+from tests.clips import picture, write_video
 
 
 @pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
@@ -88,7 +90,7 @@ def test_a_bad_file_costs_itself_only(folder, frames, tmp_path):
 
 def test_a_budget_too_small_for_a_video_names_the_smallest_that_would_do(folder, frames):
     embedder = AllocEmbed.from_pretrained(folder, budget=5, device="cpu")
-    with pytest.raises(VideoError, match="smallest budget that would do is 12"):
+    with pytest.raises(VideoError, match="at least 12"):
         embedder.encode_video(frames)
 
 
@@ -105,7 +107,7 @@ def test_base_stays_base_on_a_clip_sampled_for_others(folder, frames):
 
 def test_one_bad_text_is_noticed_before_any_video_is_read(folder, tmp_path):
     embedder = AllocEmbed.from_pretrained(folder, device="cpu")
-    with pytest.raises(BackboneError, match="take it out"):
+    with pytest.raises(BackboneError, match="remove it"):
         list(embedder.stream([tmp_path / "nowhere.mp4"], "<|video_pad|>"))
 
 
@@ -117,25 +119,60 @@ def test_a_single_path_or_text_is_not_taken_for_a_list(folder):
         embedder.encode_texts("a car")
     with pytest.raises(VideoError, match="empty"):
         embedder.encode_video("")
-    with pytest.raises(ValueError, match="exact or keyframe"):
-        AllocEmbed(embedder.backbone, seek="fast")
+    with pytest.raises(ConfigError, match="exact or keyframe"):
+        EmbedConfig(seek="fast")
 
 
 def test_texts_embed_in_order(folder):
     embedder = AllocEmbed.from_pretrained(folder, device="cpu")
     texts = ["a red car", "x", "drives by the user"]
     together = embedder.encode_texts(texts)
-    assert [embedding.source for embedding in together] == texts
-    assert all(embedding.cost == 0 for embedding in together)
+    assert [embedding.text for embedding in together] == texts
     for text, embedding in zip(texts, together, strict=True):
         assert np.abs(embedder.encode_text(text).vector - embedding.vector).max() < 1e-5
 
 
-def test_a_backbone_with_a_notice_says_it_when_it_meets_a_video(folder, frames, caplog):
-    embedder = AllocEmbed.from_pretrained(folder, device="cpu")
-    embedder.backbone.notice = "knows its own world only"
+def test_a_toy_model_says_so_when_a_user_loads_it(caplog):
     with caplog.at_level(logging.WARNING, logger="allocembed"):
-        embedder.encode_text("a")
-        assert not caplog.records
-        embedder.encode_video(frames)
-    assert caplog.messages == ["knows its own world only"]
+        embedder = AllocEmbed.from_pretrained("nano-qwen3", "uniform", device="cpu")
+        AllocEmbed(embedder.backbone, "base")
+    assert len(caplog.messages) == 1 and "toy world" in caplog.messages[0]
+
+
+def test_a_part_of_a_video_is_embedded_as_a_video_of_its_own(folder, tmp_path):
+    frames = [picture(index, 96, 64) for index in range(50)]
+    whole = write_video(tmp_path / "whole.mkv", frames, codec="ffv1", pixels="bgr0")
+    part = write_video(tmp_path / "part.mkv", frames[25:], codec="ffv1", pixels="bgr0")
+    settings = {"allocator": "content", "candidates": 8, "device": "cpu"}
+    late = AllocEmbed.from_pretrained(folder, start=1.0, **settings).encode_video(whole)
+    assert np.array_equal(late.vector, AllocEmbed.from_pretrained(folder, **settings).encode_video(part).vector)
+    early = AllocEmbed.from_pretrained(folder, end=1.0, **settings)
+    clip = early.read(whole)
+    assert clip.total == 25 and clip.times.max() < 1.0
+    with pytest.raises(VideoError, match=r"2\.0"):
+        AllocEmbed.from_pretrained(folder, start=5.0, **settings).encode_video(whole)
+
+
+def test_the_stages_one_by_one_give_the_vector(folder, frames):
+    embedder = AllocEmbed.from_pretrained(folder, "content", device="cpu")
+    clip = embedder.read(frames)
+    plan = embedder.plan(clip)
+    allocation = plan.fit(clip, embedder.request())
+    assert allocation == embedder.allocate(clip)
+    prepared, item = embedder.prepare(clip)
+    assert prepared == allocation
+    assert np.array_equal(item.patches.pixels, embedder.patch(clip, allocation).pixels)
+    assert np.array_equal(embedder.embed([item])[0], embedder.encode_video(frames).vector)
+
+
+def test_identity_tells_settings_and_weights_apart_but_not_devices_or_names(folder, tmp_path):
+    embedder = AllocEmbed.from_pretrained(folder, "uniform", device="cpu")
+    same = AllocEmbed.from_pretrained(shutil.copytree(folder, tmp_path / "copy"), "uniform", device="cpu")
+    assert embedder.identity() == same.identity()
+    for other in ({"budget": "4f"}, {"allocator": "content"}, {"dtype": "bfloat16"}, {"start": 1.0}, {"dim": 8}):
+        settings = {"allocator": "uniform", **other}
+        assert AllocEmbed.from_pretrained(folder, device="cpu", **settings).identity() != embedder.identity()
+    with torch.no_grad():
+        next(iter(same.backbone.model.parameters())).view(-1)[-1] += 1
+    del same.backbone.weights_digest
+    assert embedder.identity() != same.identity()

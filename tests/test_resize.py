@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from allocembed.backbones.qwen2_vl import Qwen2VLBackbone
-from allocembed.backbones.qwen3_vl import Qwen3VLBackbone
+from allocembed import resize as resizing
+from allocembed.backbones.registry import FAMILIES
 from allocembed.budget import Allocation, Grid
-from allocembed.resize import _as_matrices, _filter, normalise, patchify, resize, to_patches
+from allocembed.resize import chunk_seconds, normalise, resize, to_patches
 
-GEOMETRIES = [Qwen2VLBackbone.default_geometry, Qwen3VLBackbone.default_geometry]
+GEOMETRIES = [FAMILIES[name].geometry for name in ("qwen2_vl", "qwen3_vl")]
 
 
 def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_patches_are_those_of_the_pil_image_processor(geometry):
     pixels = picture(4 * geometry.factor, 6 * geometry.factor)
     theirs = processor(images=Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
     twice = torch.from_numpy(np.stack([pixels, pixels])).permute(0, 3, 1, 2)
-    ours = normalise(patchify(twice, geometry), geometry, torch.float32)
+    ours = normalise(geometry.patchify(twice), geometry, torch.float32)
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < 1e-5
 
@@ -64,7 +64,7 @@ def test_the_two_frames_of_a_chunk_stay_apart():
     geometry = GEOMETRIES[1]
     frames = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
     frames[1] = 9
-    cut = patchify(frames, geometry).view(-1, 3, 2, 16, 16)
+    cut = geometry.patchify(frames).view(-1, 3, 2, 16, 16)
     assert not cut[:, :, 0].any() and (cut[:, :, 1] == 9).all()
 
 
@@ -79,8 +79,8 @@ def test_resizing_is_within_two_levels_of_pil(size):
 @pytest.mark.parametrize("size", [(56, 84), (140, 196), (336, 504), (14, 14)])
 def test_the_filter_as_matrices_is_the_same_filter(size):
     pixels = torch.from_numpy(picture(240, 360)).permute(2, 0, 1)[None]
-    down, across = (_filter(old, new, torch.device("cpu")) for old, new in zip((240, 360), size, strict=True))
-    smooth = _as_matrices(pixels.float(), down, across)
+    down, across = (resizing._filter(old, new, torch.device("cpu")) for old, new in zip((240, 360), size, strict=True))
+    smooth = resizing._as_matrices(pixels.float(), down, across)
     assert (smooth - resize(pixels, size).float()).abs().max() <= 1
 
 
@@ -94,12 +94,29 @@ def test_mixed_chunks_equal_chunks_cut_one_by_one(geometry):
     frames = np.stack([picture(120, 160, seed) for seed in range(7)])
     times = np.arange(7.0)
     grids, pairs = [(2, 3), (1, 1), (2, 3), (4, 5)], ((0, 1), (2, 3), (4, 5), (6, 6))
-    together = to_patches(frames, times, make_allocation(grids, pairs), geometry)
-    alone = [to_patches(frames, times, make_allocation([g], (p,)), geometry) for g, p in zip(grids, pairs, strict=True)]
+    together = to_patches(frames, make_allocation(grids, pairs), geometry)
+    alone = [to_patches(frames, make_allocation([g], (p,)), geometry) for g, p in zip(grids, pairs, strict=True)]
     assert torch.equal(together.pixels, torch.cat([patches.pixels for patches in alone]))
     assert together.tokens == [6, 1, 6, 20]
-    assert together.grids.tolist() == [[1, 4, 6], [1, 2, 2], [1, 4, 6], [1, 8, 10]]
-    assert together.seconds.tolist() == [0.5, 2.5, 4.5, 6.0]
+    assert together.grids.tolist() == [list(grid) for grid in grids]
+    assert chunk_seconds(times, make_allocation(grids, pairs)).tolist() == [0.5, 2.5, 4.5, 6.0]
+    assert torch.equal(
+        to_patches(torch.from_numpy(frames), make_allocation(grids, pairs), geometry).pixels, together.pixels
+    )
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=["qwen2", "qwen3"])
+@pytest.mark.parametrize("values", [1, 2 * 2 * 3 * 120 * 160, resizing.VALUES_AT_ONCE])
+def test_chunks_of_one_size_may_be_cut_together(geometry, monkeypatch, values):
+    """As on CUDA, here with the CPU's filter: the memory layout selects its kernel, which may round differently."""
+    monkeypatch.setattr(resizing, "VALUES_AT_ONCE", values)
+    frames = np.stack([picture(120, 160, seed) for seed in range(8)])
+    about = make_allocation([(2, 3), (1, 1), (2, 3), (4, 5)], ((0, 1), (2, 3), (4, 5), (6, 7)))
+    alone = to_patches(frames, about, geometry)
+    together = torch.empty_like(alone.pixels)
+    parts = together.split([grid.tokens * geometry.patches_per_token for grid in about.grids])
+    resizing._cut_by_size(torch.from_numpy(frames).permute(0, 3, 1, 2), about, geometry, list(parts))
+    assert (together.int() - alone.pixels.int()).abs().max() <= 1
 
 
 def test_a_frame_of_the_right_size_is_not_touched():

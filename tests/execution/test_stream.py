@@ -2,20 +2,23 @@
 
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from allocembed import AllocEmbed, Failure, embedder
-from allocembed.backbones.language import run_layer
-from allocembed.backbones.tower import run_block
-from allocembed.pipeline import in_order
+from allocembed import AllocEmbed, Failure, VideoError
+from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
+from allocembed.backbones.qwen_vl.language import run_layer
+from allocembed.backbones.qwen_vl.tower import run_block
+from allocembed.execution import stream
+from allocembed.execution.stream import Prepared, embed_jobs
+from allocembed.execution.threads import map_ordered
 from allocembed.video import DecodeLimits, sample
+from tests.allocators.test_learned import save_policy
+from tests.backbones.items import text, video
 from tests.clips import LONG_GROUPS, picture, write_video
-from tests.test_learned import save_policy
 
 
 @pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
@@ -47,7 +50,7 @@ def alone(embeds, files) -> list[np.ndarray | None]:
 def test_vectors_are_what_they_are_alone_bit_for_bit(embeds, files, alone, batch, workers, large, monkeypatch):
     before = torch.get_num_threads()
     if large:  # prepared in threads, embedded by the caller
-        monkeypatch.setattr(embedder, "SMALL", 0)
+        monkeypatch.setattr(stream, "SMALL", 0)
         torch.set_num_threads(1)  # as many as each video has where several go side by side
     try:
         results = list(embeds.stream(files, "what?", batch=batch, workers=workers))
@@ -67,7 +70,9 @@ def test_a_compiled_backbone_reads_in_one_thread(qwen3_folder, files, monkeypatc
     threads, forward = set(), several.backbone.forward
     monkeypatch.setattr(several.backbone, "block", run_block)  # compiling takes seconds, and is not what this is about
     monkeypatch.setattr(several.backbone, "layer", run_layer)
-    monkeypatch.setattr(several.backbone, "forward", lambda *rows: threads.add(threading.get_ident()) or forward(*rows))
+    monkeypatch.setattr(
+        several.backbone, "forward", lambda *given: threads.add(threading.get_ident()) or forward(*given)
+    )
     list(several.stream(files, workers=2))
     assert (threads == {threading.get_ident()}) == compile
 
@@ -75,10 +80,10 @@ def test_a_compiled_backbone_reads_in_one_thread(qwen3_folder, files, monkeypatc
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_no_more_than_twice_the_batch_and_what_workers_hold_is_read_ahead(embeds, monkeypatch, large):
     if large:
-        monkeypatch.setattr(embedder, "SMALL", 0)
+        monkeypatch.setattr(stream, "SMALL", 0)
     started, frames = [], np.stack([picture(index) for index in range(4)])
-    read = embeds._read
-    monkeypatch.setattr(embeds, "_read", lambda *given: (started.append(1), read(*given))[1])
+    opened = embeds.open
+    monkeypatch.setattr(embeds, "open", lambda *given, **more: (started.append(1), opened(*given, **more))[1])
     for taken, _ in enumerate(embeds.stream([frames] * 16, batch=2, workers=3), 1):
         time.sleep(0.05)  # a slow reader of results
         assert len(started) <= taken + 4 + 3
@@ -88,7 +93,7 @@ def test_no_more_than_twice_the_batch_and_what_workers_hold_is_read_ahead(embeds
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_leaving_early_ends_the_work_and_its_threads(embeds, files, monkeypatch, large):
     if large:
-        monkeypatch.setattr(embedder, "SMALL", 0)
+        monkeypatch.setattr(stream, "SMALL", 0)
     threads = threading.active_count()
     results = embeds.stream(files * 3, batch=2)
     assert next(results).source == str(files[0])
@@ -117,15 +122,13 @@ def test_a_fault_comes_out_where_it_belongs():
             raise KeyError(number)
         return number
 
-    results = in_order(work, range(5), workers=2, ahead=4)
-    assert [next(results), next(results)] == [0, 1]
     with pytest.raises(KeyError):
-        next(results)
+        list(map_ordered(work, range(5), workers=2))
 
 
 def test_the_order_is_kept_when_later_work_is_quicker():
     delays = [0.1, 0.0, 0.05, 0.0]
-    results = in_order(lambda job: (time.sleep(job[1]), job[0])[1], enumerate(delays), workers=4, ahead=4)
+    results = map_ordered(lambda job: (time.sleep(job[1]), job[0])[1], enumerate(delays), workers=4)
     assert list(results) == [0, 1, 2, 3]
 
 
@@ -151,12 +154,62 @@ def test_the_way_over_a_gpu_does_the_same_in_packed_batches(qwen3_folder, files,
     embeds = AllocEmbed.from_pretrained(qwen3_folder, allocator, device="cpu", candidates=8)
     good = [file for file in files if file.stem != "broken"]
     expected = [embeds.encode_video(file) for file in good]
-    monkeypatch.setattr(embedder, "SMALL", 0)
-    monkeypatch.setattr(embeds, "_lane", nullcontext)
+    monkeypatch.setattr(stream, "SMALL", 0)
+    monkeypatch.setattr(QwenVLBackbone, "packs", True)
     found = list(embeds.stream(good, batch=4, workers=2))
     assert [one.allocation for one in found] == [one.allocation for one in expected]
     cosines = [float(one.vector @ other.vector) for one, other in zip(found, expected, strict=True)]
     assert min(cosines) >= 1 - 1e-5
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("packs", [True, False])
+def test_a_job_may_have_many_pieces_or_fail_after_some(embeds, monkeypatch, ordered, packs):
+    monkeypatch.setattr(stream, "SMALL", 0)
+    monkeypatch.setattr(QwenVLBackbone, "packs", packs)
+
+    def prepare(job: int, worker):
+        for piece in range(job % 4):
+            yield Prepared(video(embeds.backbone, [(1, 2)], "x", seed=10 * job + piece), piece)
+        if job % 5 == 4:
+            raise VideoError(str(job), "broken")
+
+    outcomes = list(embed_jobs(embeds.backbone, range(23), prepare, batch=3, workers=4, ordered=ordered))
+    if ordered:
+        assert [outcome.job for outcome in outcomes] == list(range(23))
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.job):
+        failed = outcome.job % 5 == 4
+        assert (outcome.error is not None) == failed
+        assert [tag for tag, _ in outcome.pieces] == ([] if failed else list(range(outcome.job % 4)))
+        for piece, vector in outcome.pieces:
+            item = video(embeds.backbone, [(1, 2)], "x", seed=10 * outcome.job + piece)
+            assert np.abs(embeds.backbone.embed([item]).numpy()[0] - vector).max() < 1e-5
+
+
+def test_many_failures_behind_a_waiting_piece_do_not_block(embeds, monkeypatch):
+    """Ended jobs may hold every place while a batch is not full."""
+    monkeypatch.setattr(stream, "SMALL", 0)
+    monkeypatch.setattr(QwenVLBackbone, "packs", True)
+
+    def prepare(job: int, worker):
+        if job:
+            raise VideoError(str(job), "broken")
+        yield Prepared(text("first"), job)
+
+    outcomes = list(embed_jobs(embeds.backbone, range(60), prepare, batch=4, workers=2))
+    assert len(outcomes) == 60 and len(outcomes[0].pieces) == 1
+
+
+def test_any_other_error_stops_the_run_after_what_was_finished(embeds):
+    def prepare(job: int, worker):
+        if job == 30:
+            raise ZeroDivisionError
+        yield Prepared(text(str(job)), job)
+
+    done = []
+    with pytest.raises(ZeroDivisionError):
+        done += [outcome.job for outcome in embed_jobs(embeds.backbone, range(60), prepare, batch=2)]
+    assert threading.active_count() < 20
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

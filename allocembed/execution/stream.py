@@ -1,0 +1,164 @@
+"""From jobs to vectors: worker threads prepare items, the backbone embeds them. The one pipeline of the package.
+
+`AllocEmbed.stream`, indexing and benchmarks all run through `embed_jobs`. On a GPU the consumer embeds packed batches.
+On a CPU each item is embedded alone, so that its vector does not depend, bit for bit, on what is embedded beside it; a
+small backbone embeds in the worker threads, one video per core.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from allocembed.backbones.base import Backbone, Item
+from allocembed.errors import AllocEmbedError
+from allocembed.execution.device import DeviceLane
+from allocembed.execution.threads import JobEnded, RunAhead, core_count
+
+Job = TypeVar("Job")
+Tag = TypeVar("Tag")
+BATCH = 8
+SMALL = 100_000_000  # parameters: on a CPU, the matrices of a smaller backbone are too small for several threads
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """What `prepare` may use: a lane on the device, and the threads its decoder should take."""
+
+    lane: DeviceLane
+    decoder_threads: int
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared(Generic[Tag]):
+    """An item ready for the backbone, and what to return with its vector."""
+
+    item: Item
+    tag: Tag
+
+
+@dataclass(eq=False)
+class Outcome(Generic[Job, Tag]):
+    """All vectors of one job, in the order they were prepared, or the error that ended it."""
+
+    job: Job
+    pieces: list[tuple[Tag, np.ndarray]] = field(default_factory=list)
+    error: AllocEmbedError | None = None
+
+
+def embed_jobs(
+    backbone: Backbone,
+    jobs: Iterable[Job],
+    prepare: Callable[[Job, Worker], Iterable[Prepared[Tag]]],
+    *,
+    batch: int = BATCH,
+    workers: int | None = None,
+    ordered: bool = True,
+) -> Iterator[Outcome[Job, Tag]]:
+    """Prepare jobs in threads, embed what they yield, and return one outcome per job.
+
+    `prepare` decodes outside and computes on the device inside `worker.lane()`. An AllocEmbedError in it ends its own
+    job only; any other exception ends the run. `workers` is by default one per core if the backbone is on a GPU or
+    small, else one. Outcomes come in the order of the jobs, or as they are complete.
+    """
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, not {batch}")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
+    side_by_side = embeds_side_by_side(backbone)
+    on_gpu = backbone.packs
+    workers = min(workers or (core_count() if side_by_side or on_gpu else 1), 2 * batch)
+    # A decoder needs several threads only if there are more cores than workers.
+    worker = Worker(DeviceLane(backbone.device), max(1, core_count() // workers))
+
+    def work(job: Job) -> Iterator[Prepared[Tag] | tuple[Tag, np.ndarray] | AllocEmbedError]:
+        try:
+            for prepared in prepare(job, worker):
+                yield (prepared.tag, embed_items(backbone, [prepared.item])[0]) if side_by_side else prepared
+        except AllocEmbedError as error:
+            yield error
+
+    jobs_ahead = workers + 2 * batch
+    ahead = RunAhead(
+        work,
+        jobs,
+        workers=workers,
+        jobs_ahead=jobs_ahead,
+        parts_ahead=2 * batch,
+        torch_threads=1 if side_by_side or on_gpu else None,
+    )
+    collector = _Collector[Job, Tag](backbone, batch if on_gpu else 1, jobs_ahead, ordered)
+    with ahead:
+        for event in ahead:
+            for outcome in collector.add(event):
+                ahead.release()
+                yield outcome
+        yield from collector.finish()
+
+
+def embeds_side_by_side(backbone: Backbone) -> bool:
+    """Whether whole videos go through the backbone in parallel, each on a core of its own."""
+    # Compiled code is specialised for a number of threads and would be compiled again for every core.
+    return not backbone.packs and not backbone.compiled and backbone.parameter_count < SMALL
+
+
+class _Collector(Generic[Job, Tag]):
+    """Gathers parts into batches and outcomes."""
+
+    def __init__(self, backbone: Backbone, batch: int, jobs_ahead: int, ordered: bool) -> None:
+        self.backbone, self.batch, self.jobs_ahead, self.ordered = backbone, batch, jobs_ahead, ordered
+        self.outcomes: dict[int, Outcome[Job, Tag]] = {}
+        self.waiting: list[tuple[int, Prepared[Tag]]] = []
+        self.ended: set[int] = set()
+        self.following = 0
+
+    def add(self, event: object) -> Iterator[Outcome[Job, Tag]]:
+        number, job = event.number, event.job  # pyright: ignore[reportAttributeAccessIssue] (PartReady or JobEnded)
+        outcome = self.outcomes.setdefault(number, Outcome(job))
+        if isinstance(event, JobEnded):
+            self.ended.add(number)
+        else:
+            part = event.part  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(part, Prepared):
+                self.waiting.append((number, part))
+            elif isinstance(part, AllocEmbedError):
+                outcome.error = part
+            else:
+                outcome.pieces.append(part)
+        # If ended jobs hold every place, no further part can come before some of them are released.
+        if len(self.waiting) >= self.batch or len(self.ended) == self.jobs_ahead:
+            self._embed_waiting()
+        yield from self._complete()
+
+    def finish(self) -> Iterator[Outcome[Job, Tag]]:
+        self._embed_waiting()
+        yield from self._complete()
+
+    def _embed_waiting(self) -> None:
+        vectors = embed_items(self.backbone, [prepared.item for _, prepared in self.waiting])
+        for (number, prepared), vector in zip(self.waiting, vectors, strict=True):
+            self.outcomes[number].pieces.append((prepared.tag, vector))
+        self.waiting = []
+
+    def _complete(self) -> Iterator[Outcome[Job, Tag]]:
+        """Outcomes whose job has ended and whose parts are all embedded, in order if asked for."""
+        unfinished = {number for number, _ in self.waiting}
+        for number in sorted(self.ended - unfinished):
+            if self.ordered and number != self.following:
+                return
+            self.ended.remove(number)
+            self.following += 1
+            outcome = self.outcomes.pop(number)
+            if outcome.error is not None:
+                outcome.pieces = []
+            yield outcome
+
+
+def embed_items(backbone: Backbone, items: Sequence[Item]) -> np.ndarray:
+    """Vectors (N, dim): packed on a GPU, each item alone on a CPU."""
+    if not items:
+        return np.empty((0, backbone.dim), np.float32)
+    if backbone.packs:
+        return backbone.embed(items, batching="pack").numpy()
+    return np.concatenate([backbone.embed([item]).numpy() for item in items])

@@ -1,0 +1,153 @@
+"""Threads that run ahead of their consumer, within bounds. The only place in the package that starts threads."""
+
+import os
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from queue import Full, Queue
+from typing import Generic, Self, TypeVar
+
+Job = TypeVar("Job")
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+POLL_SECONDS = 0.2  # how often a blocked thread checks whether it should stop
+
+
+def core_count() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, eq=False)
+class PartReady(Generic[Job, Part]):
+    """One part of a job's result."""
+
+    number: int
+    job: Job
+    part: Part
+
+
+@dataclass(frozen=True, eq=False)
+class JobEnded(Generic[Job]):
+    """A job has no more parts."""
+
+    number: int
+    job: Job
+
+
+class RunAhead(Generic[Job, Part]):
+    """Apply `work` to each job in threads and iterate over the parts it yields, in the order they arrive.
+
+    At most `jobs_ahead` jobs are started and not yet released by the consumer with `release()`; at most `parts_ahead`
+    parts wait, plus one in each thread. So memory depends neither on the number of jobs nor on their size. An exception
+    in `work` is raised in the consumer. Leaving the `with` block stops the threads.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Job], Iterable[Part]],
+        jobs: Iterable[Job],
+        *,
+        workers: int,
+        jobs_ahead: int,
+        parts_ahead: int,
+        torch_threads: int | None = None,
+    ) -> None:
+        self._work, self._jobs = work, enumerate(jobs)
+        self._slots = threading.Semaphore(jobs_ahead)
+        self._ready: Queue[PartReady[Job, Part] | JobEnded[Job] | BaseException | None] = Queue(parts_ahead)
+        self._take, self._stop = threading.Lock(), threading.Event()
+        self._torch_threads, self._restore = torch_threads, None
+        self._threads = [
+            threading.Thread(target=self._run, name=f"allocembed-{number}", daemon=True) for number in range(workers)
+        ]
+
+    def __enter__(self) -> Self:
+        if self._torch_threads:
+            import torch
+
+            self._restore = torch.get_num_threads()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._restore:
+            import torch
+
+            # A worker's setting is also the default of threads that start later.
+            torch.set_num_threads(self._restore)
+
+    def __iter__(self) -> Iterator[PartReady[Job, Part] | JobEnded[Job]]:
+        running = len(self._threads)
+        while running:
+            event = self._ready.get()
+            if event is None:
+                running -= 1
+            elif isinstance(event, BaseException):
+                raise event
+            else:
+                yield event
+
+    def release(self) -> None:
+        """Allow one more job to start."""
+        self._slots.release()
+
+    def _run(self) -> None:
+        try:
+            if self._torch_threads:
+                import torch
+
+                torch.set_num_threads(self._torch_threads)
+            while (taken := self._next()) is not None:
+                number, job = taken
+                for part in self._work(job):
+                    self._put(PartReady(number, job, part))
+                    if self._stop.is_set():
+                        return
+                self._put(JobEnded(number, job))
+        except BaseException as error:  # raised again in the consumer, which would otherwise wait forever
+            self._put(error)
+        finally:
+            self._put(None)
+
+    def _next(self) -> tuple[int, Job] | None:
+        while not self._slots.acquire(timeout=POLL_SECONDS):
+            if self._stop.is_set():
+                return None
+        with self._take:
+            return None if self._stop.is_set() else next(self._jobs, None)
+
+    def _put(self, event: PartReady[Job, Part] | JobEnded[Job] | BaseException | None) -> None:
+        while not self._stop.is_set():
+            try:
+                self._ready.put(event, timeout=POLL_SECONDS)
+                return
+            except Full:
+                continue
+
+
+def map_ordered(
+    work: Callable[[Job], Result], jobs: Iterable[Job], *, workers: int, ahead: int | None = None
+) -> Generator[Result, None, None]:
+    """Apply `work` to each job in a thread pool; yield the results in the order of the jobs.
+
+    At most `ahead` jobs (by default twice the workers) run before their turn. Close the generator to stop early.
+
+    >>> list(map_ordered(lambda number: number**2, range(5), workers=2))
+    [0, 1, 4, 9, 16]
+    """
+    results: dict[int, Result] = {}
+    following, most = 0, ahead or 2 * workers
+    running = RunAhead(lambda job: [work(job)], jobs, workers=workers, jobs_ahead=most, parts_ahead=most)
+    with running:
+        for event in running:
+            if isinstance(event, PartReady):
+                results[event.number] = event.part
+            while following in results:
+                following += 1
+                running.release()
+                yield results.pop(following - 1)
