@@ -1,1 +1,1 @@
-"""What the learned allocator is made of."""
+"""Parts of the learned allocator: previews, the trained policy, its checkpoints."""

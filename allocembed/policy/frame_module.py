@@ -1,34 +1,35 @@
 """The trainable part of the learned allocator: the frame module G and the scale policy (equations 5 to 7).
 
-Preview features of every chunk, and those of the task text, go in; a Beta distribution over each chunk's scale comes
-out. The layout follows ResAdapt, on which the paper builds: one layer that attends to the text, layers that attend over
-time and then over the patches of a chunk, text-guided pooling to one vector a chunk, five scalars beside it, and a
-residual MLP. Two things differ: a chunk, not a frame, is the unit, and the features also come standardised across the
-video, because what matters about a chunk is how it differs from the others. Where a chunk's features come with a
-summary, how well that fits a question is known before any training, and decides from the start: ranks teach slowly
-which picture goes with which word. Three numbers of how it decides are all that is trained of it.
+Input: preview features of every chunk and features of the question. Output: a Beta distribution over each chunk's
+scale. The architecture follows ResAdapt, on which the paper builds: one layer that attends to the text, layers that
+attend over time and then over the patches of a chunk, text-guided pooling to one vector per chunk, five scalars beside
+it, and a residual MLP. Two things differ. The unit is a chunk, not a frame. And the features are also standardised
+across the video, because it matters how a chunk differs from the others.
+
+If chunks have a summary, its fit to a question is known without training and decides from the start, because rankings
+teach the match of pictures and words slowly. Only three numbers of that decision are trained.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from allocembed.errors import ConfigError
+
 SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk before, cosine to the text
-# What a question does before any training: how steeply a chunk's worth rises with its fit, the fit at which it is in
-# the middle, and how much is kept of what the chunk is worth otherwise.
+# Effect of a question before training: slope of a chunk's value in its fit, the fit at half value, and how much of the
+# value without a question is kept.
 STEEP, THRESHOLD, KEPT = 3.0, 1.2, 0.0
-SPREAD = 0.02  # of the fits of a video's chunks: what is less is no difference
-CEILING = 20.0  # of alpha and beta: sharper distributions explore nothing and their log-probabilities explode
+SPREAD = 0.02  # floor on the standard deviation of the fits; smaller differences are noise
+CEILING = 20.0  # of alpha and beta: sharper distributions do not explore, and their log-probabilities explode
 
 
 @dataclass(frozen=True)
 class FrameModuleConfig:
-    """Sizes of the frame module. The defaults are those of the SmolVLM2 variant."""
+    """Sizes of the frame module. The defaults are those for SmolVLM2."""
 
     visual_width: int = 576
     """Width of the preview features."""
@@ -39,23 +40,20 @@ class FrameModuleConfig:
     layers: int = 2
     """Layers of temporal, then spatial attention."""
     expansion: int = 4
-    """Width of the feed-forward layers, in widths."""
+    """Width of the feed-forward layers, as a multiple of `width`."""
     summary: bool = False
-    """Whether the first feature of a chunk sums it up, in the space of the text features, and the first of a text is
-    the last of one that asks nothing. Both only serve to tell which chunk a question is about."""
+    """Whether the first feature of a chunk is its summary, in the space of the text features, and the first feature of
+    a text is the last of the default task. Both serve only to find the chunk that a question is about."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
+            raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
         if self.summary and self.visual_width != self.text_width:
-            raise ValueError("a summary lies in the space of the texts, so visual and text width must be the same")
-
-    def as_dict(self) -> dict[str, int | bool]:
-        return asdict(self)
+            raise ConfigError("with a summary, visual and text width must be equal: both lie in one space")
 
 
 class FrameModule(nn.Module):
-    """(B, C, P, visual_width) preview features and (B, L, text_width) text tokens to Beta parameters (B, C) each."""
+    """Preview features (B, C, P, visual_width) and text tokens (B, L, text_width) to Beta parameters (B, C) each."""
 
     def __init__(self, config: FrameModuleConfig) -> None:
         super().__init__()
@@ -79,7 +77,7 @@ class FrameModule(nn.Module):
         chunk_mask: torch.Tensor | None = None,
         text_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`chunk_mask` (B, C) and `text_mask` (B, L) are True where there is something; default everywhere."""
+        """`chunk_mask` (B, C) and `text_mask` (B, L) are False where padded; default: nothing is padded."""
         chunk_mask = visual.new_ones(visual.shape[:2], dtype=torch.bool) if chunk_mask is None else chunk_mask
         text_mask = text.new_ones(text.shape[:2], dtype=torch.bool) if text_mask is None else text_mask
         question = None
@@ -99,7 +97,7 @@ class FrameModule(nn.Module):
     def _ask(
         self, summary: torch.Tensor, text: torch.Tensor, chunk_mask: torch.Tensor, text_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """How far the text tilts each chunk (B, C), and how much it keeps of what chunks are worth otherwise (B, 1)."""
+        """The tilt of each chunk by the question (B, C), and how much of its value without one is kept (B, 1)."""
         last = text[torch.arange(len(text), device=text.device), (text_mask.sum(1) - 1).clamp(min=0)]
         asked = (last != text[:, 0]).any(-1, keepdim=True)
         steep, threshold, kept = self.asked.float()
@@ -107,7 +105,7 @@ class FrameModule(nn.Module):
         return torch.where(asked, tilt, 0), torch.where(asked, kept, 1)
 
     def _pool(self, tokens: torch.Tensor, words: torch.Tensor, text_mask: torch.Tensor) -> torch.Tensor:
-        """One vector a chunk: patches weighed by how they look beside the text, and the five scalars."""
+        """One vector per chunk: patches weighted by their relation to the text, and the five scalars."""
         share = text_mask[..., None] / text_mask.sum(1)[:, None, None].clamp(min=1)
         topic = (words * share).sum(1)[:, None, None].expand_as(tokens)
         weight = self.gate(torch.cat([tokens, topic], -1))[..., 0].float().softmax(-1)
@@ -132,14 +130,14 @@ class PolicyHead(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
         self.out = nn.Linear(width, 2)
-        # Near zero, where softplus has a gradient: alpha and beta start at about 1.7, broad and the same everywhere.
+        # Near zero, where softplus has a gradient: alpha and beta start at about 1.7, broad and equal for all chunks.
         nn.init.normal_(self.out.weight, std=0.01)
         nn.init.zeros_(self.out.bias)
 
     def forward(
         self, hidden: torch.Tensor, question: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`question` is what log alpha gains and log beta loses (B, C), and what is kept of them before (B, 1)."""
+        """`question`: what log alpha gains and log beta loses (B, C), and the factor on both before that (B, 1)."""
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.float()
             shapes = 1 + F.softplus(self.out(hidden + self.inner(self.norm(hidden))))
@@ -171,7 +169,7 @@ class SpaceTimeLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Pre-norm multi-head attention of (N, Q, width) to (N, K, width), with rotary positions where order matters."""
+    """Pre-norm multi-head attention of (N, Q, width) to (N, K, width), with rotary positions if order matters."""
 
     def __init__(self, width: int, heads: int, *, rotary: bool = False) -> None:
         super().__init__()
@@ -194,7 +192,7 @@ class Attention(nn.Module):
             queries, keys = rotate(queries), rotate(keys)
         mask = None
         if key_mask is not None:
-            # A row with nothing to look at looks at everything, and its caller masks the result: NaN would spread.
+            # A fully masked row attends to everything, and its caller masks the result: NaN would spread.
             mask = (key_mask | ~key_mask.any(-1, keepdim=True))[:, None, None, :]
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         return self.out(attended.transpose(1, 2).flatten(2))
@@ -208,24 +206,24 @@ class FeedForward(nn.Sequential):
         super().__init__(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
 
-def fits(summary: torch.Tensor, asked: torch.Tensor, nothing: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """How much better chunks (B, C, D) fit a text (B, D) than one that asks nothing, in standard deviations (B, C).
+def fits(summary: torch.Tensor, asked: torch.Tensor, default: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """How much better chunks (B, C, D) fit a text (B, D) than the default task, in standard deviations (B, C).
 
-    The second is taken off because empty chunks are near to every text.
+    The fit to the default task is subtracted because empty chunks are close to every text.
 
     >>> chunks, texts, everything = torch.eye(4)[None, :3], torch.eye(4)[None], torch.ones(1, 3, dtype=torch.bool)
     >>> (10 * fits(chunks, texts[:, 1], texts[:, 3], everything)[0]).round().int().tolist()
     [-7, 14, -7]
     """
-    better = F.normalize(asked, dim=-1) - F.normalize(nothing, dim=-1)
+    better = F.normalize(asked, dim=-1) - F.normalize(default, dim=-1)
     fit = (F.normalize(summary, dim=-1) @ better[..., None])[..., 0]
     weight = mask / mask.sum(1, keepdim=True).clamp(min=1)
-    apart = fit - (fit * weight).sum(1, keepdim=True)
-    return apart / ((apart.square() * weight).sum(1, keepdim=True) + SPREAD**2).sqrt()
+    centred = fit - (fit * weight).sum(1, keepdim=True)
+    return centred / ((centred.square() * weight).sum(1, keepdim=True) + SPREAD**2).sqrt()
 
 
 def both_views(visual: torch.Tensor, chunk_mask: torch.Tensor) -> torch.Tensor:
-    """Features (B, C, P, D) normalised on their own, beside the same standardised across the chunks of the video.
+    """Features (B, C, P, D), normalised each on its own and standardised across the chunks: (B, C, P, 2 · D).
 
     >>> video = torch.randn(2, 5, 3, 4)
     >>> views = both_views(video, torch.ones(2, 5, dtype=torch.bool))

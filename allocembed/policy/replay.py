@@ -1,10 +1,8 @@
-"""A function of tensors run as CUDA graphs: the host gives one order for hundreds of small kernels.
+"""Run a function of tensors as CUDA graphs: one launch from the host instead of hundreds of small kernels.
 
-What the allocator does for a video is little work in many pieces, for which a GPU would mostly wait to be told. A graph
-holds for one set of shapes, so there is one for each, and the ones used least go first.
+The allocator does little work per video in many small kernels, so launching them one by one would dominate. A graph is
+valid for one set of shapes, so there is one per shape; the least recently used are dropped.
 """
-
-from __future__ import annotations
 
 import logging
 from collections import OrderedDict
@@ -15,7 +13,7 @@ from threading import Lock
 import torch
 
 KEPT = 8
-WARM_UPS = 2  # so that libraries choose their kernels, and take their memory, before the capture
+WARM_UPS = 2  # libraries choose kernels and allocate memory before the capture
 logger = logging.getLogger("allocembed")
 
 
@@ -26,15 +24,15 @@ class _Captured:
     output: torch.Tensor
     host: torch.Tensor
     prepared: object
-    """Tensors that the graph reads: alive as long as it is."""
+    """Tensors that the graph reads; they must live as long as it."""
 
 
 class Replay:
-    """`function(prepared, *inputs)`, one tensor on a GPU from several, by graphs in the caller's current stream.
+    """Calls `function(prepared, *inputs)`, tensors on a GPU to one tensor, by graphs in the caller's current stream.
 
-    `prepare(kind, *inputs)` makes what depends on a kind of call and on the shapes of the inputs; it may wait for the
-    device, the function may not. Where a capture fails, that is said once, and the function is run as it is from then
-    on, as it is where `works` is False from the start. Threads take turns.
+    `prepare(kind, *inputs)` computes what depends on the kind of call and the shapes of the inputs; it may wait for the
+    device, the function may not. If a capture fails, that is logged once, and the function runs without graphs from
+    then on, as it does from the start with `works=False`. Threads take turns.
     """
 
     def __init__(
@@ -45,7 +43,7 @@ class Replay:
         self._lock = Lock()
 
     def __call__(self, kind: Hashable, *inputs: torch.Tensor) -> torch.Tensor:
-        """The function's result, on the host."""
+        """The result of the function, on the host."""
         with self._lock:
             if self.works and (captured := self._find(kind, inputs)) is not None:
                 for static, given in zip(captured.inputs, inputs, strict=True):
@@ -63,7 +61,9 @@ class Replay:
                 self._kept[key] = self._capture(kind, inputs)
             except RuntimeError as error:
                 self.works = False
-                logger.warning("the allocator runs without a CUDA graph, some milliseconds slower: %s", error)
+                logger.warning(
+                    "the allocator runs without a CUDA graph, a few milliseconds slower per video: %s", error
+                )
                 return None
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT:
@@ -78,7 +78,7 @@ class Replay:
         stream = torch.cuda.current_stream(static[0].device)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Of this thread only: another one may be running the backbone, which allocates as it goes.
+        # This thread only: another one may be running the backbone, which allocates memory.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             output = self.function(prepared, *static)
         return _Captured(graph, static, output, torch.empty_like(output, device="cpu", pin_memory=True), prepared)

@@ -1,8 +1,8 @@
-"""The learned policy as a checkpoint: a folder with its sizes, its weights, and a card that says where it comes from.
+"""The learned policy as a checkpoint: a folder with its config, its weights, and a model card.
 
-A policy is nothing without the features it was trained on, so its config names the preview model too. Saving, loading
-and pushing follow the hub's conventions; huggingface_hub's own mixin is left out because it prints to stdout, keeps an
-old card and writes files that a kill can leave half done.
+A policy depends on the features it was trained on, so its config names the preview model too. Saving, loading and
+pushing follow the hub's conventions. huggingface_hub's own mixin is not used: it prints to stdout, keeps an old card,
+and can leave half-written files when killed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from huggingface_hub import HfApi
 from safetensors.torch import load_file, save
 from torch import nn
 
-from allocembed.backbones.base import BackboneError
-from allocembed.backbones.loading import BROKEN, find_folder
+from allocembed.backbones.loading import find_folder
 from allocembed.budget import SCALE_RANGE, check_range
-from allocembed.output import whole_file
+from allocembed.errors import BackboneError, ConfigError, PolicyError
+from allocembed.output.files import whole_file, write_text
 from allocembed.policy.frame_module import FrameModule, FrameModuleConfig
 from allocembed.policy.preview import KINDS, PREVIEW_TOKENS, Previewer
 
@@ -32,10 +32,6 @@ SIZES = {
     "paper": FrameModuleConfig(),  # 50 M parameters on the features of SmolVLM2; the paper has 48 M
     "nano": FrameModuleConfig(visual_width=256, text_width=256, width=192, heads=6),  # under 4 MB in bfloat16
 }
-
-
-class PolicyError(ValueError):
-    """A learned allocator can't be had or can't be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +44,15 @@ class PolicyConfig:
     preview_source: str
     """Short name, hub id or folder of the preview model."""
     preview_tokens: int = PREVIEW_TOKENS
-    """Size of a preview, where a backbone makes it."""
+    """Size of a preview, if a backbone makes it."""
     scale_range: tuple[float, float] = SCALE_RANGE
-    """The range it was trained with, and the default at inference."""
+    """The range in training, and the default at inference."""
     trained: dict[str, Any] = field(default_factory=dict)
-    """Facts for the card: `backbone`, `data`, `steps`, `scores` and whatever else is worth knowing, as plain JSON."""
+    """Facts for the card, as plain JSON: `backbone`, `data`, `steps`, `scores` and so on."""
 
     def __post_init__(self) -> None:
         if self.preview not in KINDS:
-            raise ValueError(f"there is no preview {self.preview!r}: take one of {', '.join(KINDS)}")
+            raise ConfigError(f"unknown preview {self.preview!r}: use one of {', '.join(KINDS)}")
         object.__setattr__(self, "scale_range", check_range(self.scale_range))
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,20 +68,20 @@ class PolicyConfig:
     def from_dict(cls, stated: Mapping[str, Any]) -> PolicyConfig:
         stated = dict(stated)
         if (kind := stated.pop("model_type", None)) != MODEL_TYPE:
-            raise ValueError(f"this is the config of a {kind} model, not of an {MODEL_TYPE}")
+            raise ConfigError(f"this is the config of a {kind} model, not of an {MODEL_TYPE}")
         return cls(module=FrameModuleConfig(**stated.pop("module")), **stated)
 
 
 def module_config(size: str, previewer: Previewer) -> FrameModuleConfig:
     """Sizes of the frame module for a previewer's features: "paper" or "nano"."""
     if size not in SIZES:
-        raise ValueError(f"there is no size {size!r}: take one of {', '.join(SIZES)}")
-    widths = {"visual_width": previewer.visual_width, "text_width": previewer.text_width}
-    return replace(SIZES[size], **widths, summary=previewer.summary)
+        raise ConfigError(f"unknown size {size!r}: use one of {', '.join(SIZES)}")
+    visual, text = previewer.visual_width, previewer.text_width
+    return replace(SIZES[size], visual_width=visual, text_width=text, summary=previewer.summary)
 
 
 class ScalePolicy(nn.Module):
-    """Preview features to a Beta distribution over the scale of every chunk (equations 5 and 6)."""
+    """Preview features to a Beta distribution over the scale of each chunk (equations 5 and 6)."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -101,7 +97,7 @@ class ScalePolicy(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Alpha and beta, (B, C) fp32 each, from chunks (B, C, P, visual_width) and texts (B, L, text_width).
 
-        `chunk_mask` (B, C) and `text_mask` (B, L) are True where there is something; default everywhere.
+        `chunk_mask` (B, C) and `text_mask` (B, L) are False where padded; default: nothing is padded.
         """
         return self.frame_module(visual, text, chunk_mask, text_mask)
 
@@ -112,25 +108,23 @@ class ScalePolicy(nn.Module):
         dtype: torch.dtype = torch.float32,
         state_dict: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Writes config, weights and card; `state_dict` are the gathered weights where the module's own are sharded."""
+        """Write config, weights and card; `state_dict` are the gathered weights if the module's own are sharded."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         weights = self.state_dict() if state_dict is None else state_dict
         weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
         with whole_file(folder / WEIGHTS) as scratch:
             scratch.write_bytes(save(weights, metadata={"format": "pt"}))
         for name, text in ((CONFIG, json.dumps(self.config.as_dict(), indent=2) + "\n"), (CARD, card(self.config))):
-            with whole_file(folder / name) as scratch:
-                scratch.write_text(text, encoding="utf-8")
+            write_text(folder / name, text)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> ScalePolicy:
-        """Loads a folder or a hub id to fp32, whatever it was saved in, ready for inference."""
+        """Load a folder or hub id in fp32, whatever dtype it was saved in, ready for inference."""
         folder = _find(str(source))
         if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
             raise PolicyError(
-                f"{folder} holds no learned allocator: {' and '.join(missing)} missing. Give a folder that "
-                "allocembed train wrote, or download it again"
+                f"{folder} holds no learned allocator: {' and '.join(missing)} missing. Pass a folder written by "
+                "allocembed train, or download it again"
             )
         try:
             config = PolicyConfig.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
@@ -138,18 +132,18 @@ class ScalePolicy(nn.Module):
             with torch.device("meta"):
                 policy = cls(config)
             policy.load_state_dict(weights, assign=True)
-        except BROKEN as error:
+        except Exception as error:  # damaged files raise errors of every kind
             cause = " ".join(str(error).split())
             raise PolicyError(
-                f"the allocator in {folder} can't be loaded ({type(error).__name__}: {cause[:300]}): the folder is "
-                "broken or of another version; download it again, or train it again with allocembed train"
+                f"cannot load the allocator in {folder} ({type(error).__name__}: {cause[:300]}): the folder is damaged "
+                "or of another version; download it again, or train it again with allocembed train"
             ) from error
         return policy.to(device).eval()
 
     def push_to_hub(
         self, repo: str, *, private: bool | None = None, token: str | None = None, dtype: torch.dtype = torch.bfloat16
     ) -> str:
-        """Uploads the checkpoint as a model repository, made where there is none; returns the commit's address."""
+        """Upload the checkpoint as a model repository, created if needed; return the URL of the commit."""
         hub = HfApi(token=token)
         repo = hub.create_repo(repo, private=private, exist_ok=True).repo_id
         with tempfile.TemporaryDirectory() as scratch:
@@ -158,7 +152,7 @@ class ScalePolicy(nn.Module):
 
 
 def card(config: PolicyConfig) -> str:
-    """The model card: what the allocator is, what it was trained on, what it scored.
+    """The model card: what the allocator is, its training, its scores.
 
     >>> facts = {"backbone": "nano-qwen3", "scores": {"uniform": 61.5, "learned": 70.25}}
     >>> text = card(PolicyConfig(SIZES["nano"], "backbone", "nano-qwen3", trained=facts))
@@ -173,8 +167,8 @@ tags: [video-embedding, token-budget]
 ---
 # A learned allocator for AllocEmbed
 
-Gives every two-frame chunk of a video its own resolution, so that the whole fits a token budget. It sees small previews
-through `{config.preview_source}` ({config.preview}) and was trained with scales from {low:g} to {high:g}.
+Gives every chunk of a video its own resolution, so that the whole fits a token budget. It sees small previews through
+`{config.preview_source}` ({config.preview}) and was trained with scales from {low:g} to {high:g}.
 
 ```python
 from allocembed import AllocEmbed
@@ -187,7 +181,7 @@ AllocEmbed.from_pretrained(allocator="this folder or hub id").encode_video("talk
 
 def _tables(trained: Mapping[str, Any]) -> str:
     if not trained:
-        return "Nothing is known about its training; untrained, its allocations mean nothing.\n"
+        return "Its training is unknown; if it is untrained, its allocations mean nothing.\n"
     plain = {name: value for name, value in trained.items() if not isinstance(value, Mapping)}
     parts = {"trained": plain, **{name: value for name, value in trained.items() if isinstance(value, Mapping)}}
     tables = [
@@ -209,6 +203,6 @@ def _find(source: str) -> Path:
     except BackboneError as error:
         cause = str(error.__cause__ or error).strip().splitlines()[0]
         raise PolicyError(
-            f"the allocator {source!r} can't be had ({cause}): give the folder or hub id of one that allocembed train "
-            "made, or a method by name, such as uniform"
+            f"cannot load the allocator {source!r} ({cause}): pass the folder or hub id of one made by allocembed "
+            "train, or the name of a method, such as uniform"
         ) from error

@@ -1,26 +1,33 @@
-"""What the allocator sees: the very features of the frozen models, however they are asked for, and where they go."""
+"""What the allocator sees: the features of the frozen models, however they are computed."""
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import SmolVLMForConditionalGeneration
 
-from allocembed.backbones import BackboneError, Item, load_backbone
+from allocembed.backbones.base import Item, Prompt
+from allocembed.backbones.loading import load_backbone
 from allocembed.budget import Grid
+from allocembed.errors import ConfigError
 from allocembed.policy import preview
-from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview, SmolPreview, load_previewer, preview_grid
-from allocembed.resize import Patches, patchify, resize
+from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview, load_previewer, preview_grid
+from allocembed.resize import Patches, normalise, resize
 
 TEXTS = ["a red car drives by", "x", "What colour has the car that drives by the user?"]
 
 
-def chunks(count: int, height: int = 120, width: int = 160) -> torch.Tensor:
+def chunks(count: int, height: int = 120, width: int = 160, frames: int = 2) -> torch.Tensor:
     generator = torch.Generator().manual_seed(count)
-    coarse = torch.randint(0, 256, (count * 2, 3, 6, 8), generator=generator, dtype=torch.uint8)
-    return resize(coarse, (height, width)).unflatten(0, (count, 2))
+    coarse = torch.randint(0, 256, (count * frames, 3, 6, 8), generator=generator, dtype=torch.uint8)
+    return resize(coarse, (height, width)).unflatten(0, (count, frames))
+
+
+def fresh(previewer):
+    """A copy that has read nothing yet."""
+    return pickle.loads(pickle.dumps(previewer))
 
 
 @pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
@@ -65,20 +72,21 @@ def test_the_order_of_memory_does_not_matter(previewer):
 
 def test_a_text_reads_the_same_whatever_is_read_beside_it(previewer):
     together = dict(zip(TEXTS, previewer.read(TEXTS), strict=True))
-    previewer._texts.clear()
+    other = fresh(previewer)
     for text in reversed(TEXTS):
-        assert torch.equal(previewer.read([text])[0], together[text])
-    padded = previewer._read(TEXTS)  # as on CUDA
+        assert torch.equal(other.read([text])[0], together[text])
+    padded = previewer.states(TEXTS)  # as on CUDA
     assert all((row - together[text]).abs().max() < 1e-5 for text, row in zip(TEXTS, padded, strict=True))
 
 
 def test_texts_are_read_once_and_the_oldest_are_forgotten(previewer, monkeypatch):
     monkeypatch.setattr(preview, "TEXTS_KEPT", 2)
-    previewer._texts.clear()
     first = previewer.read(["one", "two", "one"])
     assert first[0] is first[2] and previewer.read(["one"])[0] is first[0]
     previewer.read(["three"])
-    assert list(previewer._texts) == ["one", "three"]
+    assert previewer.read(["one"])[0] is first[0]
+    again = previewer.read(["two"])[0]
+    assert again is not first[1] and torch.equal(again, first[1])
 
 
 def test_an_empty_text_is_the_default_task(previewer):
@@ -87,9 +95,8 @@ def test_an_empty_text_is_the_default_task(previewer):
 
 def test_threads_can_look_and_read_at_the_same_time(previewer):
     video = chunks(2)
-    previewer._texts.clear()
     seen, read = previewer.look(video), previewer.read(TEXTS)
-    previewer._texts.clear()
+    previewer = fresh(previewer)
     with ThreadPoolExecutor(4) as pool:
         looked = [pool.submit(previewer.look, video) for _ in range(8)]
         texts = [pool.submit(previewer.read, TEXTS) for _ in range(8)]
@@ -98,7 +105,7 @@ def test_threads_can_look_and_read_at_the_same_time(previewer):
         assert all((row - same).abs().max() < 1e-5 for row, same in zip(future.result(), read, strict=True))
 
 
-def test_frames_of_another_form_are_refused(previewer):
+def test_frames_of_another_shape_or_dtype_raise(previewer):
     with pytest.raises(ValueError, match=r"\(N, 2, 3, H, W\)"):
         previewer.look(chunks(2)[:, 0])
     with pytest.raises(ValueError, match="float32"):
@@ -120,9 +127,9 @@ def test_a_backbone_preview_is_what_its_own_tower_sees(backbone):
     assert grid == Grid(2, 3)
     small = resize(video.flatten(0, 1), (grid.rows * geometry.factor, grid.cols * geometry.factor))
     grids = torch.tensor([[1, grid.rows * geometry.merge, grid.cols * geometry.merge]] * 3)
-    patches = Patches(patchify(small, geometry), grids, None, geometry)
+    pixels = normalise(geometry.patchify(small), geometry, torch.float32)
     with torch.no_grad():
-        seen = backbone.model.visual(patches.normalised(), grid_thw=grids, return_dict=True).pooler_output
+        seen = backbone.model.visual(pixels, grid_thw=grids, return_dict=True).pooler_output
     assert (previewer.look(video).flatten(0, 1) - seen).abs().max() < 1e-5
 
 
@@ -132,9 +139,8 @@ def test_a_summary_is_the_vector_a_chunk_would_have_as_a_video_of_its_own(backbo
     looked = previewer.look(video)
     assert looked.shape[1] == 1 + bare.look(video).shape[1] and torch.equal(looked[:, 1:], bare.look(video))
     small = resize(video.flatten(0, 1), (2 * geometry.factor, 3 * geometry.factor))
-    grids = torch.tensor([[1, 2 * geometry.merge, 3 * geometry.merge]])
     alone = [
-        Item(patches=Patches(patchify(pair, geometry), grids, np.zeros(1), geometry))
+        Item(Prompt(seconds=np.zeros(1)), Patches(geometry.patchify(pair), np.array([[2, 3]])))
         for pair in small.unflatten(0, (3, 2))
     ]
     unasked = previewer.look(video, asked=False)
@@ -146,7 +152,7 @@ def test_a_summary_is_the_vector_a_chunk_would_have_as_a_video_of_its_own(backbo
 def test_a_backbone_text_ends_in_the_vector_it_embeds_to(backbone):
     (states,) = BackbonePreview(backbone).read(["a red car"])
     vector = torch.nn.functional.normalize(states[-1], dim=0)
-    assert (vector - backbone.embed([Item("a red car")])[0]).abs().max() < 1e-5
+    assert (vector - backbone.embed([Item(Prompt("a red car"))])[0]).abs().max() < 1e-5
 
 
 def test_a_text_begins_with_what_is_read_where_nothing_is_asked_if_there_are_summaries(backbone):
@@ -154,23 +160,6 @@ def test_a_text_begins_with_what_is_read_where_nothing_is_asked_if_there_are_sum
     for text in ("a red car", DEFAULT_TASK):
         (plain,), (read,) = bare.read([text]), previewer.read([text])
         assert torch.equal(read[1:], plain) and torch.equal(read[0], bare.read([DEFAULT_TASK])[0][-1])
-
-
-def test_smolvlm_features_are_the_models_own(smol_folder):
-    previewer = SmolPreview(str(smol_folder), "cpu")
-    model = SmolVLMForConditionalGeneration.from_pretrained(smol_folder).eval()
-    video = chunks(3)
-    pixels = resize(video.flatten(0, 1), (64, 64)).float() / 255
-    pixels = (pixels - torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)) / 0.5
-    with torch.no_grad():
-        features = model.get_image_features(pixels[:, None], return_dict=True).pooler_output
-        # A list of one tensor for every row from transformers 5.18 on, one tensor before.
-        features = torch.stack(list(features)).view(3, 2, 16, 24).mean(1)
-        ids = torch.tensor([previewer.tokenizer(TEXTS[0])["input_ids"]])
-        states = model.model(input_ids=ids).last_hidden_state[0]
-    assert previewer.look(video).shape == (3, 16, 24)
-    assert (previewer.look(video) - features).abs().max() < 1e-5
-    assert (previewer.read(TEXTS[:1])[0] - states).abs().max() < 1e-5
 
 
 def test_the_backbone_in_use_is_shared_and_any_other_loaded_beside_it(backbone, qwen2_folder, qwen3_folder):
@@ -185,21 +174,43 @@ def test_the_backbone_in_use_is_shared_and_any_other_loaded_beside_it(backbone, 
     assert beside.look(chunks(1)).dtype == torch.float32
 
 
-def test_what_can_not_be_had_is_said_with_a_remedy(tmp_path, qwen3_folder, smol_folder):
-    with pytest.raises(ValueError, match="take one of backbone, smolvlm2"):
+def test_unknown_kinds_and_impossible_summaries_raise(smol_folder):
+    with pytest.raises(ConfigError, match="use one of backbone, smolvlm2"):
         load_previewer("clip")
-    with pytest.raises(ValueError, match="it takes a backbone"):
+    with pytest.raises(ConfigError, match="use a backbone"):
         load_previewer("smolvlm2", str(smol_folder), summary=True)
-    with pytest.raises(BackboneError, match="hf download HuggingFaceTB"):
-        SmolPreview(str(tmp_path / "nowhere"), "cpu")
-    with pytest.raises(BackboneError, match="is a qwen3_vl model"):
-        SmolPreview(str(qwen3_folder), "cpu")
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(BackboneError, match="incomplete or broken"):
-        SmolPreview(str(tmp_path), "cpu")
-    (tmp_path / "config.json").write_text((smol_folder / "config.json").read_text())
-    with pytest.raises(BackboneError, match="incomplete or broken"):
-        SmolPreview(str(tmp_path), "cpu")
+
+
+def test_a_preview_model_of_single_frames_averages_the_frames_of_a_chunk(mean_pool_folder):
+    single = load_backbone(mean_pool_folder, device="cpu")
+    video = chunks(3)
+    for summary in (False, True):
+        previewer = BackbonePreview(single, 6, summary=summary, frames_per_chunk=2)
+        alone = BackbonePreview(single, 6, summary=summary).look(video.flatten(0, 1)[:, None])
+        assert (previewer.look(video) - alone.unflatten(0, (3, 2)).mean(1)).abs().max() < 1e-5
+
+
+def test_a_preview_model_of_pairs_sees_a_single_frame_twice(backbone):
+    video = chunks(3, frames=1)
+    previewer, pairs = BackbonePreview(backbone, 6, frames_per_chunk=1), BackbonePreview(backbone, 6)
+    assert torch.equal(previewer.look(video), pairs.look(video.expand(-1, 2, -1, -1, -1)))
+    with pytest.raises(ValueError, match=r"\(N, 1, 3, H, W\)"):
+        previewer.look(chunks(3))
+
+
+def test_the_backbone_in_use_decides_the_frames_per_chunk(mean_pool_folder, qwen3_folder, smol_folder):
+    single = load_backbone(mean_pool_folder, device="cpu")
+    for kind, folder in (("backbone", mean_pool_folder), ("backbone", qwen3_folder), ("smolvlm2", smol_folder)):
+        previewer = load_previewer(kind, str(folder), 6, single, "cpu")
+        assert previewer.frames_per_chunk == 1 and previewer.look(chunks(2, frames=1)).shape[0] == 2
+    assert load_previewer("backbone", str(qwen3_folder), 6, None, "cpu").frames_per_chunk == 2
+
+
+def test_a_pickled_previewer_gives_the_same_features(previewer):
+    other, video = fresh(previewer), chunks(2)
+    assert torch.equal(other.look(video), previewer.look(video))
+    assert torch.equal(other.read(["a car"])[0], previewer.read(["a car"])[0])
+    assert other.identity() == previewer.identity()
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 12, 30])

@@ -85,7 +85,7 @@ def test_half_precision_still_gives_fp32_distributions(module):
 def test_a_width_that_heads_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="even multiple"):
         FrameModuleConfig(width=100, heads=16)
-    with pytest.raises(ValueError, match="must be the same"):
+    with pytest.raises(ValueError, match="must be equal"):
         FrameModuleConfig(visual_width=12, text_width=10, summary=True)
 
 

@@ -1,4 +1,4 @@
-"""The policy as a checkpoint: what is saved comes back, in how many bytes, and what is broken says so."""
+"""The policy as a checkpoint: what is saved can be loaded, its size, and errors for damaged folders."""
 
 import json
 import re
@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from allocembed.backbones.registry import ASSETS
+from allocembed.errors import ConfigError, OutputError, PolicyError
 from allocembed.policy import scale_policy
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.preview import Previewer
-from allocembed.policy.scale_policy import SIZES, PolicyConfig, PolicyError, ScalePolicy, card, module_config
+from allocembed.policy.scale_policy import SIZES, PolicyConfig, ScalePolicy, card, module_config
 
 SMALL = FrameModuleConfig(visual_width=8, text_width=6, width=16, heads=2, layers=1)
 FACTS = {"backbone": "nano-qwen3", "data": "the toy world", "steps": 300, "scores": {"uniform": 61.5, "learned": 70.25}}
@@ -71,7 +73,7 @@ def test_a_save_that_fails_is_said_and_leaves_the_old_checkpoint(policy, tmp_pat
     before = dict.fromkeys(("model.safetensors", "config.json", "README.md"), "old")
     for name, text in before.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(OSError, match=re.escape(full_disk.format(tmp_path / "model.safetensors"))):
+    with pytest.raises(OutputError, match=re.escape(full_disk.format(tmp_path / "model.safetensors"))):
         policy.save_pretrained(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
@@ -97,7 +99,7 @@ def test_sizes_are_the_promised_ones(tmp_path):
 def test_sizes_fit_the_previewer():
     previewer = mock.Mock(Previewer, visual_width=320, text_width=64, summary=False)
     assert module_config("nano", previewer) == replace(SIZES["nano"], visual_width=320, text_width=64)
-    with pytest.raises(ValueError, match="take one of paper, nano"):
+    with pytest.raises(ConfigError, match="use one of paper, nano"):
         module_config("huge", previewer)
 
 
@@ -134,10 +136,10 @@ def other_sizes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (break_config, "can't be loaded"),
+        (break_config, "cannot load"),
         (foreign_config, "config of a qwen3_vl model"),
         (unknown_field, "colour"),
-        (cut_weights, "can't be loaded"),
+        (cut_weights, "cannot load"),
         (lose_a_weight, "Missing key"),
         (other_sizes, "size mismatch"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors missing"),
@@ -153,14 +155,14 @@ def test_a_broken_folder_is_named_with_its_cause_and_a_remedy(policy, tmp_path, 
 
 
 def test_a_folder_that_is_not_there_is_said_so(tmp_path):
-    with pytest.raises(PolicyError, match=r"can't be had .*there is no folder"):
+    with pytest.raises(PolicyError, match=r"cannot load the allocator .*there is no folder"):
         ScalePolicy.from_pretrained(tmp_path / "nowhere")
 
 
 def test_a_config_refuses_what_can_not_be():
-    with pytest.raises(ValueError, match="take one of backbone, smolvlm2"):
+    with pytest.raises(ConfigError, match="use one of backbone, smolvlm2"):
         PolicyConfig(SMALL, "clip", "x")
-    with pytest.raises(ValueError, match="s_min"):
+    with pytest.raises(ConfigError, match="s_min"):
         PolicyConfig(SMALL, "backbone", "x", scale_range=(2, 1))
 
 
@@ -178,6 +180,11 @@ def test_pushing_uploads_the_same_three_files(policy, monkeypatch):
     assert policy.push_to_hub("allocator", private=True).endswith("someone/allocator")
     hub.create_repo.assert_called_once_with("allocator", private=True, exist_ok=True)
     assert sorted(uploaded) == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_the_bundled_allocator_loads():
+    policy = ScalePolicy.from_pretrained(ASSETS / "nano-allocator")
+    assert policy.config.preview_source == "nano-qwen3" and policy.config.module.summary
 
 
 def test_a_card_without_facts_says_so():
