@@ -1,13 +1,13 @@
-"""The time of an RDPO step and of its parts, with the vision tower's work shared and frozen features kept, and without.
+"""The time of an RDPO step and its parts, with and without sharing the tower's work and keeping frozen features.
 
     python bench/training.py                                    the nano preset, in its own world
     python bench/training.py --model qwen2-vl-2b --minutes 4    exact shape, random weights, SmolVLM2 previews, K = 16
     python bench/training.py --model qwen2-vl-2b --tiny         in miniature on a CPU, to try the script
 
-`shared`: a chunk goes through the vision tower once for every size that any of a video's K allocations gives it; else
-once for every allocation. `kept`: the preview model looks at an example once, and the corpus's texts are embedded once
-a run; else it looks once for every allocation, as ResAdapt does, and the texts drawn are embedded every step. All four
-start from the same weights and sample the same actions in their first step.
+`shared`: a chunk goes through the vision tower once per size among the K allocations of its video; otherwise once per
+allocation. `kept`: the preview model sees an example once, and the texts of the corpus are embedded once per run;
+otherwise it sees the example once per allocation, as in ResAdapt, and the drawn texts are embedded in every step. All
+four start from the same weights and sample the same actions in their first step.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, make_backbone, make_smol
 
-from allocembed.backbones import load_backbone
-from allocembed.backbones.loading import pick_device
+from allocembed.backbones.loading import load_backbone, pick_device
 from allocembed.budget import Budget
+from allocembed.execution.distributed import Processes
 from allocembed.policy.preview import load_previewer
-from allocembed.rdpo.config import TrainConfig, make_config
-from allocembed.rdpo.data import TRAINING, Batch, Example, Source, Videos
+from allocembed.rdpo.config import make_config
+from allocembed.rdpo.data.base import TRAINING, Example, Source, TrainingBatch, VideoBatch
 from allocembed.rdpo.negatives import TextPool
-from allocembed.rdpo.processes import Processes
-from allocembed.rdpo.run import make_source
-from allocembed.rdpo.trainer import Trainer, View
+from allocembed.rdpo.rollouts import PolicyInputs
+from allocembed.rdpo.run import make_source, training_switches
+from allocembed.rdpo.trainer import Trainer
 
 WAYS = {
     "shared, kept": (True, True),
@@ -58,52 +58,53 @@ class SoftVideos(Source):
         small = torch.rand((count * candidates, 3, self.height // 16, self.width // 16), generator=generator)
         return small, count, candidates, budget
 
-    def finish(self, prepared: Any, device: torch.device) -> Batch:
+    def finish(self, prepared: Any, device: torch.device) -> TrainingBatch:
         small, count, candidates, budget = prepared
         large = torch.nn.functional.interpolate(small.to(device), size=(self.height, self.width), mode="bilinear")
         frames = (255 * large).to(torch.uint8).unflatten(0, (count, candidates))
         times = np.tile(np.arange(candidates, dtype=float), (count, 1))
         examples = [Example(n, f"what video {n} shows", query=True) for n in range(count)]
-        return Batch(examples, [Videos(np.arange(count), frames, times, np.full(count, 40 * candidates))], budget)
+        videos = VideoBatch(np.arange(count), frames, times, np.full(count, 40 * candidates))
+        return TrainingBatch(examples, [videos], budget)
 
 
 class Repeating(Trainer):
-    """A trainer that can be told to do again what it would keep."""
+    """A trainer that can repeat what it would keep."""
 
     looks = 1
 
-    def _look(self, videos: Videos, batch: Batch) -> View:
+    def look(self, videos: VideoBatch, batch: TrainingBatch) -> PolicyInputs:
         for _ in range(self.looks - 1):
-            super()._look(videos, batch)
-        return super()._look(videos, batch)
+            super().look(videos, batch)
+        return super().look(videos, batch)
 
 
 def make_trainer(options: argparse.Namespace) -> Repeating:
-    common: dict[str, Any] = {"timings": True, "budgets": "8f/24", "steps": 1000}
+    common: dict[str, Any] = {"timings": True, "budgets": ["8f/24"], "steps": 1000}
     if options.tiny:
         common |= {"examples": 2, "rollouts": 2, "mini_batch": 2, "global_negatives": 8, "pool": 32, "steps": 100}
     if options.model == "nano":
         config = make_config(common | ({"examples": options.examples} if options.examples else {}), preset="nano")
-        backbone = load_backbone(config.backbone, device="cpu" if options.tiny else "auto")
+        backbone = load_backbone(config.backbone, device="cpu" if options.tiny else "auto").with_patch_product()
         named = (config.preview, config.preview_source or config.backbone, config.preview_tokens)
         previewer = load_previewer(*named, backbone, backbone.device, backbone.dtype)
         return Repeating(config, Processes(backbone.device), backbone, previewer, make_source(config))
     examples = options.examples or 4
-    config: TrainConfig = make_config(
+    config = make_config(
         {"examples": examples, "mini_batch": examples, "rollouts": 16, "pool": 4096, "backbone": options.model} | common
     )
     device = torch.device("cpu") if options.tiny else pick_device("auto")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    backbone = make_backbone(options.model, device, dtype, tiny=options.tiny)
-    size = (96, 64) if options.tiny else tuple(int(side) for side in options.size.split("x"))
-    source = SoftVideos(size, config.pool)
+    backbone = make_backbone(options.model, device, dtype, tiny=options.tiny).with_patch_product()
+    width, height = (96, 64) if options.tiny else map(int, options.size.split("x"))
+    source = SoftVideos((width, height), config.pool)
     return Repeating(config, Processes(device), backbone, make_smol(device, dtype, tiny=options.tiny), source)
 
 
 def measure(trainer: Repeating, shared: bool, kept: bool, steps: int, deadline: float) -> dict | None:
-    """Seconds of steps and of their parts, one step to warm up left out; None where no time is left."""
+    """Seconds of steps and of their parts, without one warm-up step; None if no time is left."""
     bank = trainer.bank
-    trainer.reader.share, trainer.bank = shared, bank if kept else None
+    trainer.encoder.share, trainer.bank = shared, bank if kept else None
     trainer.looks = 1 if kept else trainer.config.rollouts
     taken, parts = [], []
     try:
@@ -113,13 +114,13 @@ def measure(trainer: Repeating, shared: bool, kept: bool, steps: int, deadline: 
             batch = trainer.source.finish(trainer.prepare(TRAINING, number), trainer.device)
             if trainer.device.type == "cuda":
                 torch.cuda.synchronize()
-            trainer.clock.seconds.clear()
+            trainer.timer.seconds.clear()
             started = time.perf_counter()
             trainer.step(batch, number)
             if trainer.device.type == "cuda":
                 torch.cuda.synchronize()
             taken.append(time.perf_counter() - started)
-            parts.append(dict(trainer.clock.seconds))
+            parts.append(dict(trainer.timer.seconds))
     finally:
         trainer.bank = bank
     if len(taken) < 2:
@@ -132,7 +133,7 @@ def measure(trainer: Repeating, shared: bool, kept: bool, steps: int, deadline: 
 def print_table(results: dict) -> None:
     rows = results["ways"]
     if not rows:
-        print("no time for a single step: give more --minutes")
+        print("no time for a single step: pass more --minutes")
         return
     parts = list(next(iter(rows.values()))["parts_seconds"])
     title = f"{results['model']} on {results['device']}: {results['examples']} examples, K = {results['rollouts']}"
@@ -152,23 +153,22 @@ def main() -> None:
     parser.add_argument("--examples", type=int, help="videos a step (default the preset's for nano, else 4)")
     parser.add_argument("--size", default="1280x720", help="of the frames, for exact shapes")
     parser.add_argument("--steps", type=int, default=4, help="measured steps of each way (default 4)")
-    parser.add_argument("--minutes", type=float, default=4.0, help="no new step is begun after these")
+    parser.add_argument("--minutes", type=float, default=4.0, help="start no new step after this time")
     parser.add_argument("--tiny", action="store_true", help="tiny models and two examples, on a CPU")
     parser.add_argument("--out", type=Path, help="write all figures here as JSON")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     trainer = make_trainer(options)
     on_gpu = trainer.device.type == "cuda"
-    if on_gpu:
-        torch.backends.cuda.enable_cudnn_sdp(False)  # as `allocembed train` does
     results = {"model": options.model, "device": torch.cuda.get_device_name() if on_gpu else "the CPU"}
     results |= {"examples": trainer.config.examples, "rollouts": trainer.config.rollouts, "ways": {}}
     weights = copy.deepcopy(trainer.policy.state_dict())
     for name, (shared, kept) in WAYS.items():
         trainer.policy.load_state_dict(weights)
         try:
-            measured = measure(trainer, shared, kept, options.steps, deadline)
-        except Exception as error:  # one way that fails, for want of memory say, leaves the others
+            with training_switches():
+                measured = measure(trainer, shared, kept, options.steps, deadline)
+        except Exception as error:  # if one way fails, for example out of memory, the others still run
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
             continue
         if measured:

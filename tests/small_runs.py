@@ -1,15 +1,17 @@
-"""Training runs small enough for a test, and what they left behind."""
+"""Training runs small enough for a test, and what they wrote."""
 
 import json
 from pathlib import Path
+from typing import Any
 
+from allocembed.backbones.base import Backbone
+from allocembed.execution.distributed import Processes
 from allocembed.policy.preview import BackbonePreview
 from allocembed.rdpo.config import TrainConfig, make_config
-from allocembed.rdpo.data import WorldSource
-from allocembed.rdpo.processes import Processes
+from allocembed.rdpo.data.world import WorldSource
 from allocembed.rdpo.trainer import Trainer
 
-# An untrained backbone never ranks a positive first, so its gap is what there is to learn from.
+# An untrained backbone never ranks a positive first, so only the gap can teach anything.
 SMALL = {
     "reward": "gap",
     "steps": 4,
@@ -23,7 +25,7 @@ SMALL = {
     "warmup": 0,
     "decay": 0.0,
     "learning_rate": 5e-5,
-    "budgets": "4f/7",
+    "budgets": ["4f/7"],
     "pool": 32,
     "global_negatives": 8,
     "averaging": 0.9,
@@ -36,11 +38,13 @@ SMALL = {
 }
 
 
-def small(folder: Path, out: Path, **changes) -> TrainConfig:
+def small(folder: Path, out: Path, **changes: Any) -> TrainConfig:
     return make_config({**SMALL, "backbone": str(folder), "out": str(out), **changes}, preset="nano")
 
 
-def small_trainer(backbone, out: Path, **changes) -> Trainer:
+def small_trainer(backbone: Backbone, out: Path, **changes: Any) -> Trainer:
+    """A trainer as `train` makes it, with `backbone` for previews too."""
+    backbone = backbone.with_patch_product()
     config = small(Path(backbone.name), out, **changes)
     source = WorldSource(config.seed, config.pool, config.mixture)
     previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)

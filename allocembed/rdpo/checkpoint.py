@@ -1,17 +1,15 @@
-"""State from which a run goes on exactly: weights, optimiser, step, best score; whole on disk or not there.
+"""The state from which a run resumes exactly: weights, optimiser, step, best score; complete on disk or absent.
 
-There is no random state to keep: everything random is drawn from the seed, the step and the example's number. The file
-holds whole tensors by name, so a run may go on with another number of processes.
+No random state is saved, because everything random is drawn from the seed, the step and the number of the example. The
+file holds whole tensors by name, so a run may resume with another number of processes.
 """
-
-from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,104 +17,100 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.optim.swa_utils import AveragedModel
 
-from allocembed.output import whole_file
-from allocembed.rdpo.config import FREE_TO_CHANGE, TrainConfig
-from allocembed.rdpo.paths import absolute_paths
+from allocembed.errors import ConfigError, DataError
+from allocembed.output.files import whole_file
+from allocembed.rdpo.config import FREE_TO_CHANGE, TrainConfig, absolute_paths
 
 FILE = "state.pt"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass
-class Progress:
-    """How far a run has come."""
+class TrainingProgress:
+    """How far a run is."""
 
     step: int = 0
     best: float = -1.0
-    """Best Hit@1 in validation, as a share; below 0 before the first."""
+    """Best validation score, from 0 to 1; below 0 before the first."""
     best_step: int = 0
     skipped: int = 0
-    """Updates left out because their gradient was not finite."""
+    """Updates skipped because their gradient was not finite."""
     seconds: float = 0.0
-    """Time spent, over all its parts."""
+    """Training time, over all parts of the run."""
     stopped_by: int = 0
-    """The signal that ended it before its last step; 0 where none did, and in what is saved."""
+    """Signal that ended the run before its last step; 0 if none did, and in the saved state."""
 
 
-def whole_weights(policy: nn.Module) -> dict[str, Tensor]:
-    """The policy's weights, gathered on the CPU of the first process; every process must call it."""
+@dataclass(frozen=True, eq=False)
+class TrainedParts:
+    """Everything that training changes: the policy, the running mean of its weights (if one is kept), the optimiser."""
+
+    policy: nn.Module
+    mean: AveragedModel | None
+    optimiser: torch.optim.Optimizer
+
+
+def whole_weights(policy: nn.Module) -> dict[str, Any]:
+    """The weights, gathered on the CPU of the first process; every process must call this."""
     return get_model_state_dict(policy, options=WHOLE)
 
 
 def save_state(
-    folder: Path,
-    policy: nn.Module,
-    mean: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    progress: Progress,
-    config: TrainConfig,
-    *,
-    writes: bool = True,
+    folder: Path, parts: TrainedParts, progress: TrainingProgress, config: TrainConfig, *, writes: bool = True
 ) -> None:
-    """Writes the state into a folder; every process must call it, and the one that `writes` does."""
+    """Save the state to a folder. Every process must call this; only one of them `writes`."""
     state = {
         "config": config.as_dict(),
         "progress": asdict(progress),
-        "policy": whole_weights(policy),
-        "mean": whole_weights(mean) if mean is not policy else None,
-        "optimiser": get_optimizer_state_dict(policy, optimiser, options=WHOLE),
+        "policy": whole_weights(parts.policy),
+        "mean": None if parts.mean is None else whole_weights(parts.mean.module),
+        "optimiser": get_optimizer_state_dict(parts.policy, parts.optimiser, options=WHOLE),
     }
     if writes:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Into an open file: where torch opens it itself, it keeps to itself what the system said.
+        # Opened here, because torch hides the system's message if it opens the file itself.
         with whole_file(folder / FILE) as scratch, scratch.open("wb") as file:
             torch.save(state, file)
 
 
 def load_state(
-    folder: Path,
-    policy: nn.Module,
-    mean: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    config: TrainConfig,
-    *,
-    distributed: bool = False,
-) -> Progress:
-    """Puts a saved state back into the policy, its mean and its optimiser; refuses one of another config.
-
-    The mean is the policy itself where none is kept.
-    """
+    folder: Path, parts: TrainedParts, config: TrainConfig, *, distributed: bool = False
+) -> TrainingProgress:
+    """Restore a saved state into the parts; raise if it is that of another config."""
     state = read_state(folder)
     check_config(state["config"], config, folder)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=distributed)
-    set_model_state_dict(policy, state["policy"], options=options)
-    if mean is not policy:
-        set_model_state_dict(mean, state["mean"], options=options)
-    set_optimizer_state_dict(policy, optimiser, state["optimiser"], options=options)
-    return Progress(**state["progress"])
+    set_model_state_dict(parts.policy, state["policy"], options=options)
+    progress = TrainingProgress(**state["progress"])
+    if parts.mean is not None:
+        set_model_state_dict(parts.mean.module, state["mean"], options=options)
+        parts.mean.n_averaged.fill_(progress.step)
+    set_optimizer_state_dict(parts.policy, parts.optimiser, state["optimiser"], options=options)
+    return progress
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The state in a folder, as plain tensors and numbers."""
     path = folder / FILE
     if not path.is_file():
-        raise ValueError(f"there is nothing to resume in {folder}: start the run without --resume")
+        raise DataError(f"cannot resume: there is no saved state in {folder}; start the run without --resume")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever unpickling a broken file trips over
-        raise ValueError(f"{path} can't be read ({error}): it is broken; start again without --resume") from error
+    except Exception as error:  # unpickling a broken file may raise anything
+        raise DataError(f"cannot read {path} ({error}): it is damaged; start again without --resume") from error
 
 
 def check_config(saved: dict[str, Any], config: TrainConfig, folder: Path) -> None:
-    """Refuses to go on with other options than the run had, but for those that change nothing it learns."""
-    # What was saved, too: an older version kept paths as they were given.
+    """Raise if the run was started with other options, except those that do not change what it learns."""
+    # Both sides are made absolute: older versions saved paths as given.
     saved, now = absolute_paths(saved), absolute_paths(config.as_dict())
     differing = [name for name in now if name not in FREE_TO_CHANGE and saved.get(name) != now[name]]
     if differing:
         name = differing[0]
-        raise ValueError(
-            f"the run in {folder.parent} had {name} = {saved.get(name)!r}, not {now[name]!r}"
+        raise ConfigError(
+            f"cannot resume the run in {folder.parent}: it was started with {name} = {saved.get(name)!r}, not "
+            f"{now[name]!r}"
             + (f" (and {len(differing) - 1} more differ)" if len(differing) > 1 else "")
-            + ": resume it with its own train.toml, or give another --out"
+            + "; use its own train.toml, or another --out"
         )

@@ -1,28 +1,26 @@
-"""Means of what a step measured, over all its examples on all processes."""
-
-from __future__ import annotations
+"""Means of what a step measures, over all its examples on all processes."""
 
 import torch
 from torch import Tensor
 
-from allocembed.rdpo.processes import Processes
+from allocembed.execution.distributed import Processes
 from allocembed.rdpo.rollouts import Allocations, concentration
 
 NAMES = (
     *("hit1", "gap", "reward", "incentive", "undecided", "cost", "scale", "concentration", "sharpness"),
     *("clipped", "ratio", "gradient"),
-)  # what a meter knows, in the order in which processes exchange it
+)  # in the order in which processes exchange them
 
 
 class Meter:
-    """Means over all examples of all processes, asked for once a step: every question makes the host wait."""
+    """Running sums, read once per step: every read makes the host wait for the device."""
 
     def __init__(self) -> None:
         self.sums: dict[str, list[Tensor]] = {}
         self.counts: dict[str, int] = {}
 
     def add(self, name: str, values: Tensor, weight: int = 1) -> None:
-        """Counts every value, `weight` times."""
+        """Count every value `weight` times."""
         self.sums.setdefault(name, []).append(values.detach().double().sum() * weight)
         self.counts[name] = self.counts.get(name, 0) + values.numel() * weight
 
@@ -32,7 +30,7 @@ class Meter:
         self.add("concentration", torch.from_numpy(concentration(found.tokens)))
 
     def means(self, processes: Processes) -> dict[str, float]:
-        """What was counted anywhere; a name that no process has added is left out."""
+        """The mean of everything that any process has added."""
         totals = torch.zeros((len(NAMES), 2), dtype=torch.float64)
         for row, name in enumerate(NAMES):
             if name in self.sums:

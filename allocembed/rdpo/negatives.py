@@ -1,8 +1,8 @@
-"""Against whom a positive is ranked: equation 12's candidate set, and who in it may be a query's negative.
+"""The candidate set of equation 12, and which of its texts are negatives of which query.
 
-One set of targets serves every query of a step: the batch's own targets, then text targets drawn from the
-training corpus. `allowed_negatives` says for each query which of them count: not its positive, not another
-target of its own sample, not a target with the very same text, for each of those would be a right answer.
+All queries of a step share one set of targets: the targets of the batch, then texts drawn from the training corpus.
+`allowed_negatives` excludes for each query its positive, other targets of its own sample, and targets with the same
+text, because each of those would be a correct answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TextPool:
-    """Target texts and the samples they belong to: a batch's targets, the corpus, or what is drawn from it.
+    """Target texts and the samples they belong to: the targets of a batch, the corpus, or a draw from it.
 
     >>> batch = TextPool(("v1", "v2"), ("a red car", "a blue car"))
     >>> corpus = TextPool(("v1", "v2", "v3", "v4"), ("a red car", "a blue car", "a dog", "a cat"))
@@ -32,7 +32,7 @@ class TextPool:
     def __post_init__(self) -> None:
         if len(self.sample_ids) != len(self.texts):
             raise ValueError(
-                f"every text needs the id of its sample: got {len(self.sample_ids)} ids and {len(self.texts)} texts"
+                f"each text needs the id of its sample: got {len(self.sample_ids)} ids and {len(self.texts)} texts"
             )
 
     def __len__(self) -> int:
@@ -42,17 +42,18 @@ class TextPool:
         return TextPool((*self.sample_ids, *other.sample_ids), (*self.texts, *other.texts))
 
     def draw(self, count: int, *, seed: int, step: int, beyond: Collection[str] = ()) -> TextPool:
-        """`count` entries at random, of different texts, none of them in `beyond`; fewer where there are no more.
+        """Draw `count` random entries with distinct texts, none of them in `beyond`; fewer if the pool is exhausted.
 
-        The draw depends on its arguments alone, so every process of a run makes the same one, and so does a run
-        that is resumed. A `count` of 0 is the paper's "w/o Global Negatives".
+        The draw depends on its arguments alone, so it is the same on every process and in a resumed run. A `count` of 0
+        is the paper's "w/o Global Negatives".
 
         >>> pool = TextPool((1, 2, 3), ("yes", "yes", "no"))
         >>> sorted(pool.draw(9, seed=0, step=0).texts), pool.draw(9, seed=0, step=0, beyond=["yes"])
         (['no', 'yes'], TextPool(sample_ids=(3,), texts=('no',)))
         """
-        seen, drawn = set(beyond), []
-        for index in np.random.default_rng([seed, step]).permutation(len(self)).tolist():
+        seen = set(beyond)
+        drawn: list[int] = []
+        for index in map(int, np.random.default_rng([seed, step]).permutation(len(self))):
             if len(drawn) >= count:
                 break
             if self.texts[index] not in seen:
@@ -64,8 +65,8 @@ class TextPool:
 def allowed_negatives(positives: TextPool, candidates: TextPool) -> Tensor:
     """Which candidates are negatives of which query: bool (B, N) for B positives and N candidates.
 
-    False where the candidate has the positive's sample id or its exact text; the positive itself has both. Texts
-    are compared as they are: another case or one more space makes another text.
+    False if the candidate has the positive's sample id or its exact text; the positive itself has both. Texts are
+    compared exactly, including case and spaces.
 
     >>> positives = TextPool(("v1", "v2"), ("a car", "a dog"))
     >>> candidates = positives + TextPool(("v3", "v1", "v4"), ("a car", "a red car", "A dog"))
@@ -78,7 +79,7 @@ def allowed_negatives(positives: TextPool, candidates: TextPool) -> Tensor:
 
 
 def _equal(rows: Sequence[Hashable], columns: Sequence[Hashable]) -> Tensor:
-    """Bool (rows, columns): which are equal. Numbering the values first makes it one comparison of integers."""
+    """Which values are equal, bool (rows, columns). Numbering the values first makes it one integer comparison."""
     numbers: dict[Hashable, int] = {}
     row, column = (
         torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], dtype=torch.int64)

@@ -1,40 +1,38 @@
-"""How the policy moves: Beta actions with their log-probabilities, and equations 22–23's clipped objective.
+"""How the policy is updated: Beta actions, their log-probabilities, and the clipped objective of equations 22–23.
 
-Everything here is computed in float32 (float64 stays float64), whatever precision the model runs in: actions
-rounded to bfloat16 alone put log-probabilities off by up to 0.08, a sixth of what clipping lets through.
+Everything is computed in float32 (float64 stays float64), whatever precision the model runs in: rounding the actions
+to bfloat16 alone changes log-probabilities by up to 0.08, a sixth of what clipping lets through.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from allocembed.rdpo.config import TrainConfig
 from allocembed.rdpo.rewards import full_precision
 
-CLIP_LOW = 0.20  # ε_l, table 4
-CLIP_HIGH = 0.28  # ε_h, ibid.
+CLIP_LOW, CLIP_HIGH = TrainConfig.clip_low, TrainConfig.clip_high  # ε_l and ε_h, table 4
 ACTION_MARGIN = 1e-4
-"""Actions keep this distance from 0 and 1, where log-densities and their slopes have no bound. It moves a scale in
-[0.2, 1.8] by at most 1.6e-4, and float32 still knows 1 − a to three digits there."""
+"""Actions keep this distance from 0 and 1, where log-densities and their gradients are unbounded. It moves a scale in
+[0.2, 1.8] by at most 1.6e-4, and float32 still has three digits of 1 − a there."""
 LOG_RATIO_LIMIT = 5.0
-"""|log ρ| is held below this. It is far outside the clipping range, so it matters only where PPO has no bound, a
-growing ratio under a negative advantage: one stray action then weighs at most e⁵ ≈ 148, and can't overflow."""
+"""Bound on |log ρ|. It is far outside the clipping range, so it matters only where PPO has no bound, a growing ratio
+with a negative advantage: one outlier then weighs at most e⁵ ≈ 148 and cannot overflow."""
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """How far the policy has moved from the one that sampled, over valid actions; scalars, left on their device."""
+    """How far the policy is from the one that sampled, over valid actions; scalars on their device."""
 
     clip_fraction: Tensor
     mean_ratio: Tensor
 
 
 def sample_actions(alpha: Tensor, beta: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
-    """K actions of each chunk (equations 6 and 11): (..., C) parameters give (..., K, C), ACTION_MARGIN off 0 and 1.
+    """Sample K actions per chunk (equations 6 and 11): parameters (..., C) give (..., K, C) in (0, 1).
 
-    The result carries no gradient. The generator must live on the parameters' device.
+    The result carries no gradient. The generator must be on the parameters' device.
 
     >>> shape = torch.full((2, 3), 4.0)
     >>> actions = sample_actions(shape, shape, k=1000, generator=torch.Generator().manual_seed(0))
@@ -42,9 +40,9 @@ def sample_actions(alpha: Tensor, beta: Tensor, k: int, generator: torch.Generat
     (torch.Size([2, 1000, 3]), True)
     """
     shapes = torch.broadcast_tensors(full_precision(alpha.detach()), full_precision(beta.detach()))
-    # torch.distributions takes no generator; like its Beta, this is one of two Gamma variates over their sum.
+    # torch.distributions accepts no generator; like its Beta, this is one of two Gamma variates over their sum.
     first, second = (
-        torch._standard_gamma(
+        torch._standard_gamma(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
             shape.unsqueeze(-2).expand(*shape.shape[:-1], k, shape.shape[-1]).contiguous(), generator=generator
         ).clamp_min(torch.finfo(shape.dtype).tiny)
         for shape in shapes
@@ -59,7 +57,7 @@ def beta_log_prob(actions: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     >>> beta_log_prob(torch.tensor([[0.5], [0.9]]), two, two).exp()  # 6·a·(1 − a)
     tensor([[1.5000],
             [0.5400]])
-    >>> beta_log_prob(torch.tensor([[0.0], [1.0]]), two, one)  # 2·a, with a kept off 0 and 1
+    >>> beta_log_prob(torch.tensor([[0.0], [1.0]]), two, one)  # 2·a, with a clamped into (0, 1)
     tensor([[-8.5172],
             [ 0.6930]])
     """
@@ -79,15 +77,6 @@ def log_ratio(log_prob_new: Tensor, log_prob_old: Tensor) -> Tensor:
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def ratio(log_prob_new: Tensor, log_prob_old: Tensor) -> Tensor:
-    """ρ (equation 22): how much likelier an action has become; any shape.
-
-    >>> ratio(torch.tensor([0.8, 0.5, 0.2]).log(), torch.tensor([0.4, 0.5, 0.4]).log())
-    tensor([2.0000, 1.0000, 0.5000])
-    """
-    return log_ratio(log_prob_new, log_prob_old).exp()
-
-
 def clipped_objective(
     log_prob_new: Tensor,
     log_prob_old: Tensor,
@@ -96,14 +85,14 @@ def clipped_objective(
     clip_low: float = CLIP_LOW,
     clip_high: float = CLIP_HIGH,
     *,
-    total_actions: int | Tensor | None = None,
+    total_actions: float | Tensor | None = None,
 ) -> Tensor:
-    """J(θ) (equation 23), a scalar to be maximised: the mean over valid actions of min(ρA, clip(ρ)A).
+    """J(θ) (equation 23), a scalar to maximise: the mean over valid actions of min(ρA, clip(ρ)A).
 
-    `log_prob_new` and `log_prob_old` are (B, K, C), `advantage` (B, K) goes to every chunk of its allocation, and
-    `valid` (B, C) is False where padded. Every valid action weighs the same, whichever video it is from. For a part
-    of a batch give `total_actions`, the valid actions (K for each valid chunk) of all its parts: their objectives,
-    and gradients, then sum to those of the whole. What padded places hold is never read.
+    `log_prob_new` and `log_prob_old` are (B, K, C); `advantage` (B, K) applies to every chunk of its allocation;
+    `valid` (B, C) is False where padded, and padded values are never read. All valid actions have the same weight. For
+    a part of a batch pass `total_actions`, the valid actions (K per valid chunk) of all parts: the objectives and
+    gradients of the parts then sum to those of the whole.
 
     >>> old, up = torch.zeros(1, 1, 2), torch.tensor([1.1, 1.5]).log().expand(1, 1, 2)
     >>> clipped_objective(up, old, torch.tensor([[1.0]]), torch.tensor([[True, True]]))  # (1.1 + 1.28) / 2
@@ -130,10 +119,9 @@ def diagnose(
     clip_low: float = CLIP_LOW,
     clip_high: float = CLIP_HIGH,
 ) -> Diagnostics:
-    """Mean ratio, and the share of valid actions that clipping has cut off from learning; inputs as above.
+    """Mean ratio, and the fraction of valid actions whose gradient clipping removes; inputs as above.
 
-    Outside the clipping range is not yet cut off: an action that became likelier than 1 + ε_h against its advantage
-    still learns.
+    An action outside the clipping range still learns if it moved against its advantage.
 
     >>> old, up = torch.zeros(1, 2, 2), torch.tensor([1.1, 1.5]).log().expand(1, 2, 2)
     >>> diagnose(up, old, torch.tensor([[1.0, -1.0]]), torch.tensor([[True, True]]))
@@ -148,18 +136,18 @@ def diagnose(
 
 
 def _count(valid: Tensor, advantage: Tensor) -> Tensor:
-    """Valid actions, at least 1 so that it can be divided by: K for each valid chunk."""
+    """Number of valid actions, K per valid chunk; at least 1, because it is a divisor."""
     return (valid.sum() * advantage.shape[1]).clamp_min(1)
 
 
 def _masked_log_ratio(log_prob_new: Tensor, log_prob_old: Tensor, valid: Tensor) -> Tensor:
-    """Log-ratios, 0 where padded; masked before anything is computed, so that a NaN there can't reach a gradient."""
+    """Log-ratios, 0 where padded; masked before any computation, so that a NaN there cannot reach a gradient."""
     keep = valid.unsqueeze(1)
     return log_ratio(torch.where(keep, log_prob_new, 0), torch.where(keep, log_prob_old, 0))
 
 
 def _check_shapes(new: Tensor, old: Tensor, advantage: Tensor, valid: Tensor) -> None:
-    """Refuses shapes that would broadcast into something else than was meant."""
+    """Raise for shapes that would broadcast in an unintended way."""
     chunks = (new.shape[0], new.shape[-1])
     if new.ndim != 3 or old.shape != new.shape or advantage.shape != new.shape[:2] or valid.shape != chunks:
         raise ValueError(

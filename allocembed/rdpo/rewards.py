@@ -1,8 +1,8 @@
 """What an allocation is worth: equations 13–21 of the paper, from similarities to advantages.
 
-Every function is pure, works on any leading batch axes `...` and computes in float32 or wider. `score_group`
-puts them together; each row of the paper's ablation table is one field of `RewardOptions`. What the paper
-leaves open is decided here, beside the function it concerns:
+Every function is pure, works on any leading batch axes `...` and computes in float32 or wider. `score_group` combines
+them; each row of the paper's ablation table is one field of `RewardOptions`. Choices that the paper leaves open are
+explained at the function they concern:
 
 - a tie is a failure (`success`);
 - the deviation within a group is the population's (`group_advantage`);
@@ -10,67 +10,20 @@ leaves open is decided here, beside the function it concerns:
 - a query without negatives teaches nothing (`score_group`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from allocembed.budget import SCALE_RANGE, check_range
-
-REWARDS = ("validated", "success", "gap")
-
-
-@dataclass(frozen=True)
-class RewardOptions:
-    """What is rewarded. The defaults are the paper's Full RDPO; each of its ablations changes one field.
-
-    >>> RewardOptions(reward="success")  # the row "Retrieval Success Only"
-    RewardOptions(reward='success', confidence=True, success_gate=True, efficiency_weight=0.4, ...)
-    >>> RewardOptions(reward="rank")
-    Traceback (most recent call last):
-    ValueError: there is no reward 'rank': take one of validated, success, gap
-    """
-
-    reward: str = "validated"
-    """validated: a_k·g_k (equation 16); success: a_k, "Retrieval Success Only"; gap: g_k, "Similarity Gap Only"."""
-    confidence: bool = True
-    """False is "w/o Confidence Guidance": h_k = 1 in equation 20."""
-    success_gate: bool = True
-    """False is "w/o Success Gating": a_k is left out of equation 20, so failures are paid for being cheap too.
-
-    The paper means this gate: it "prevents an incorrect allocation from receiving an efficiency incentive" (appendix
-    A.1), and the other a_k, that of equation 16, already has its own row, "the ungated similarity gap"."""
-    efficiency_weight: float = 0.4
-    """λ of equation 20; 0 is "w/o Efficiency Incentive"."""
-    centre_efficiency: bool = False
-    """Subtracts the group's mean incentive, so that it only compares the group's members. The paper does not: its
-    incentive is never negative, and makes every successful allocation likelier, the costly ones too."""
-    gamma: float = 0.45
-    """γ of equation 19: the gap at which confidence is one half."""
-    tau: float = 0.10
-    """τ of equation 19: how soft the step at γ is."""
-    epsilon: float = 1e-4
-    """ε of equation 17, which the paper leaves open. Ours is well above the differences (a few 1e-6) that the same
-    allocation shows when it is embedded in another batch, so that noise isn't blown up to a full advantage."""
-
-    def __post_init__(self) -> None:
-        if self.reward not in REWARDS:
-            raise ValueError(f"there is no reward {self.reward!r}: take one of {', '.join(REWARDS)}")
-        if not self.efficiency_weight >= 0:
-            raise ValueError(f"the efficiency weight must be 0 (off) or more, as in 0.4; got {self.efficiency_weight}")
-        for name in ("tau", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0, as in {getattr(type(self), name)}")
-
+from allocembed.rdpo.config import RewardOptions
 
 PAPER = RewardOptions()
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What `score_group` found for every allocation; each field is (..., K), `success` bool, the others float."""
+    """Results of `score_group` for every allocation; each field is (..., K), `success` bool, the others float."""
 
     success: Tensor
     gap: Tensor
@@ -82,7 +35,7 @@ class Scores:
 
 
 def full_precision(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or in float64 where it is that already.
+    """Convert to float32, unless the tensor is float64 already.
 
     >>> full_precision(torch.ones(1, dtype=torch.bfloat16)).dtype, full_precision(torch.ones(1).double()).dtype
     (torch.float32, torch.float64)
@@ -93,9 +46,9 @@ def full_precision(tensor: Tensor) -> Tensor:
 def success(positive: Tensor, negatives: Tensor, mask: Tensor) -> Tensor:
     """a_k (equation 13): whether the positive ranks first.
 
-    `positive` (..., K) and `negatives` (..., K, N) are similarities, `mask` (..., N) is True for the negatives that
-    count; returns bool (..., K). The positive must be strictly above every negative: a tie is a failure, because a
-    backbone that maps everything to one vector would otherwise always succeed. So is a query with no negatives.
+    `positive` (..., K) and `negatives` (..., K, N) are similarities, `mask` (..., N) is True for valid negatives;
+    returns bool (..., K). The positive must be strictly above every negative: a tie is a failure, because otherwise a
+    backbone that maps everything to one vector would always succeed. A query with no negatives is a failure too.
 
     >>> positive = torch.tensor([0.9, 0.5, 0.6])
     >>> negatives = torch.tensor([[0.3, 0.1], [0.6, 0.2], [0.6, 0.0]])
@@ -111,7 +64,7 @@ def success(positive: Tensor, negatives: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_negative(negatives: Tensor, mask: Tensor) -> Tensor:
-    """μ⁻_k (equation 14): mean similarity to the negatives that count; 0 where there are none.
+    """μ⁻_k (equation 14): mean similarity to the valid negatives; 0 if there are none.
 
     `negatives` (..., K, N), `mask` (..., N); returns (..., K).
 
@@ -127,7 +80,7 @@ def mean_negative(negatives: Tensor, mask: Tensor) -> Tensor:
 
 
 def similarity_gap(positive: Tensor, mean_negative: Tensor) -> Tensor:
-    """g_k (equation 15): how far the positive stands above the mean negative; all (..., K).
+    """g_k (equation 15): the positive minus the mean negative; all (..., K).
 
     >>> similarity_gap(torch.tensor([0.9, 0.5]), torch.tensor([0.2, 0.6]))
     tensor([ 0.7000, -0.1000])
@@ -136,7 +89,7 @@ def similarity_gap(positive: Tensor, mean_negative: Tensor) -> Tensor:
 
 
 def rank_validated_gap(success: Tensor, gap: Tensor) -> Tensor:
-    """r_k = a_k·g_k (equation 16): the gap of those that succeeded, 0 for the others; all (..., K).
+    """r_k = a_k·g_k (equation 16): the gap of successful allocations, 0 for the others; all (..., K).
 
     >>> rank_validated_gap(torch.tensor([True, False]), torch.tensor([0.7, 0.5]))
     tensor([0.7000, 0.0000])
@@ -147,9 +100,9 @@ def rank_validated_gap(success: Tensor, gap: Tensor) -> Tensor:
 def group_advantage(reward: Tensor, epsilon: float = RewardOptions.epsilon) -> Tensor:
     """A_ret,k (equation 17): rewards (..., K) standardised over the K allocations of one input.
 
-    The deviation is the population's (divided by K, as the mean is): it exists for K = 1, and advantages then have
-    mean square 1 for every K, so that λ weighs the same against them. The other convention would shrink them by
-    3 % at K = 16. Equal rewards give exactly 0.
+    The deviation is the population's (divided by K, like the mean): it is defined for K = 1, and advantages have mean
+    square 1 for every K, so λ has the same weight against them. Dividing by K − 1 would shrink them by 3 % at K = 16.
+    Equal rewards give exactly 0.
 
     >>> group_advantage(torch.tensor([0.7, 0.4, 0.3, 0.0]), epsilon=1e-9)  # mean 0.35, deviation 0.25
     tensor([ 1.4000,  0.2000, -0.2000, -1.4000])
@@ -161,10 +114,10 @@ def group_advantage(reward: Tensor, epsilon: float = RewardOptions.epsilon) -> T
 
 
 def scale_cost(scales: Tensor, valid: Tensor | None = None, scale_range: tuple[float, float] = SCALE_RANGE) -> Tensor:
-    """c_k (equation 18), the paper's proxy: the mean scale's place in the range, in [0, 1].
+    """c_k (equation 18), the paper's proxy: the position of the mean scale in the range, in [0, 1].
 
-    `scales` (..., K, C) of all chunks, `valid` (..., C) False where padded; returns (..., K). The proxy is blind to
-    spread, because tokens go with the scale's square: {0.2, 1.8} counts as much as all ones, at 1.64× their tokens.
+    `scales` (..., K, C) of all chunks, `valid` (..., C) False where padded; returns (..., K). The proxy ignores spread,
+    although tokens grow with the square of the scale: {0.2, 1.8} counts as much as {1, 1}, at 1.64× the tokens.
 
     >>> scale_cost(torch.tensor([[0.2, 0.2], [0.2, 1.8], [1.0, 1.0], [1.8, 1.8]]))
     tensor([0.0000, 0.5000, 0.5000, 1.0000])
@@ -181,10 +134,10 @@ def scale_cost(scales: Tensor, valid: Tensor | None = None, scale_range: tuple[f
 
 
 def token_cost(tokens: Tensor, most: Tensor | int, least: Tensor | int = 0) -> Tensor:
-    """Our c_k: the true cost in tokens, as its place between `least` (worth 0) and `most` (worth 1), clipped.
+    """Our c_k: the true cost in tokens, as its position between `least` (0) and `most` (1), clipped.
 
     `tokens` (..., K) are exact costs; `most` and `least` are numbers or (...). With the cost of every chunk at
-    s_max and at s_min this is equation 18 in tokens; `most` alone gives the share of a budget, or of the full input.
+    s_max and at s_min this is equation 18 in tokens; `most` alone gives the fraction of a budget or of the full input.
 
     >>> token_cost(torch.tensor([48, 96, 192]), most=96)
     tensor([0.5000, 1.0000, 1.0000])
@@ -218,7 +171,7 @@ def efficiency_incentive(
 
 
 def advantage(retrieval_advantage: Tensor, incentive: Tensor, centre_efficiency: bool = False) -> Tensor:
-    """A_k = A_ret,k + I_eff,k (equation 21); all (..., K). Centring takes the group's mean off the incentive.
+    """A_k = A_ret,k + I_eff,k (equation 21); all (..., K). Centring subtracts the group's mean incentive.
 
     >>> retrieval, incentive = torch.tensor([1.0, -1.0]), torch.tensor([0.3, 0.1])
     >>> advantage(retrieval, incentive)
@@ -236,10 +189,10 @@ def score_group(
     cost: Tensor,
     options: RewardOptions = PAPER,
 ) -> Scores:
-    """Scores the K allocations of each input against the same candidates (equations 13–21).
+    """Score the K allocations of each input against the same candidates (equations 13–21).
 
     `similarity_positive` (..., K), `similarity_negatives` (..., K, N), `negative_mask` (..., N) bool, and `cost`
-    (..., K) from `scale_cost` or `token_cost`. An input with no negatives left has nothing to be ranked against:
+    (..., K) from `scale_cost` or `token_cost`. An input with no negatives cannot be ranked:
     its gap, incentive and advantage are 0 under all options.
 
     >>> positive = torch.tensor([0.9, 0.6])
@@ -270,13 +223,13 @@ def score_group(
 
 
 def _centred(values: Tensor) -> Tensor:
-    """Values (..., K) less their mean; taking the first off beforehand makes equal values exactly 0."""
+    """Values (..., K) minus their mean; subtracting the first beforehand makes equal values exactly 0."""
     shifted = values - values[..., :1]
     return shifted - shifted.mean(-1, keepdim=True)
 
 
 def _check_shapes(positive: Tensor, negatives: Tensor, mask: Tensor, cost: Tensor) -> None:
-    """Refuses shapes that would broadcast into something else than was meant."""
+    """Raise for shapes that would broadcast in an unintended way."""
     group, count = positive.shape, negatives.shape[-1]
     if negatives.shape[:-1] != group or mask.shape != (*group[:-1], count) or cost.shape != group:
         raise ValueError(

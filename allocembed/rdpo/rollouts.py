@@ -1,45 +1,43 @@
-"""From sampled scales to vectors: every rollout's grids, and the frozen backbone's reading of them.
+"""From sampled scales to vectors: the grids of every rollout, and their embeddings by the frozen backbone.
 
-The K allocations of one video differ in few sizes, so a chunk goes through the vision tower once for every size that
-any of them gives it; rollouts then gather the tokens of their chunks. Layouts are tokenised once a video, because they
-don't depend on sizes. The language model reads rollouts of similar length together, right-padded.
+The K allocations of one video differ in few sizes, so a chunk goes through the vision tower once for each size that any
+of them gives it; each rollout then selects the tokens of its chunks. Prompts are tokenised once per video, because they
+do not depend on sizes. The language model reads rollouts of similar length together.
 """
 
-from __future__ import annotations
-
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from allocembed.backbones.base import Backbone, Item, group_rows, pad_rows
+from allocembed.backbones.base import Backbone, Item, Prompt, TowerOutput, group_rows
 from allocembed.budget import Budget, base_cost, grids_at, project
-from allocembed.rdpo.data import Videos
-from allocembed.rdpo.log import Clock
+from allocembed.geometry import Geometry
+from allocembed.rdpo.data.base import VideoBatch
+from allocembed.rdpo.log import StepTimer
 from allocembed.rdpo.rewards import scale_cost, token_cost
-from allocembed.resize import Patches, normalise, patchify, resize
+from allocembed.resize import normalise, resize
 
-SOURCE_VALUES = 2**28  # pixel values resized at a time, as float32 a gigabyte
-BLOCK = 4  # so many times `batch_tokens` are in memory as features at once
+SOURCE_VALUES = 2**28  # pixel values resized at a time; a gigabyte as float32
+BLOCK = 4  # tower outputs in memory at a time, as a multiple of `batch_tokens`
 
 
 @dataclass(frozen=True, eq=False)
 class Allocations:
-    """What K sampled allocations of b videos came to; all on the host."""
+    """K sampled allocations of each of b videos, on the host."""
 
     scales: np.ndarray
-    """(b, K, C) as they were realised."""
+    """(b, K, C) realised scales."""
     grids: np.ndarray
-    """(b, K, C, 2) merged rows and cols."""
+    """(b, K, C, 2) token rows and cols."""
     price: np.ndarray
-    """(b, K) the cost that the reward sees, in [0, 1]."""
+    """(b, K) the cost in the reward, in [0, 1]."""
     relative: np.ndarray
-    """(b, K) tokens in units of Base's for the same video."""
+    """(b, K) tokens in units of Base's cost for the same video."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -47,21 +45,45 @@ class Allocations:
         return self.grids.prod(-1)
 
 
+@dataclass(frozen=True, eq=False)
+class PolicyInputs:
+    """What the policy sees of some videos of equal size: frozen features, computed once."""
+
+    visual: Tensor  # (b, C, P, width)
+    text: Tensor  # (b, L, width)
+    text_mask: Tensor  # (b, L)
+
+    def __len__(self) -> int:
+        return len(self.visual)
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """K sampled allocations of each of b videos, and their advantages."""
+
+    members: np.ndarray  # (b,) numbers of the examples
+    inputs: PolicyInputs
+    actions: Tensor  # (b, K, C)
+    log_prob: Tensor  # (b, K, C), under the policy that sampled them
+    advantage: Tensor  # (b, K)
+
+
 def allocate(
     scales: np.ndarray,
-    videos: Videos,
-    backbone: Backbone,
+    videos: VideoBatch,
+    geometry: Geometry,
     budget: Budget,
     scale_range: tuple[float, float],
     *,
     mode: str = "projected",
     cost: str = "tokens",
 ) -> Allocations:
-    """Turns sampled scales (b, K, C) into grids: projected onto the budget, or `soft`, as they are."""
+    """Turn sampled scales (b, K, C) into grids: projected onto the budget, or `soft`, as they are."""
     count, k, chunks = scales.shape
-    native = backbone.geometry.native(*videos.frames.shape[-2:])
+    together = geometry.frames_per_chunk
+    native = geometry.native(*videos.frames.shape[-2:])
     sides = np.array([native.rows, native.cols])
-    limit = np.array([budget.tokens(native, int(total)) for total in videos.totals])
+    limit = np.array([budget.tokens(native, int(total), together) for total in videos.totals])
     if mode == "projected":
         flat, grids = project(scales.reshape(count * k, chunks), sides, np.repeat(limit, k), scale_range)
         scales, grids = flat.reshape(scales.shape), grids.reshape(count, k, chunks, 2)
@@ -74,12 +96,12 @@ def allocate(
     else:
         most = np.minimum(limit, most) if mode == "projected" else np.full(count, most)
         price = token_cost(torch.from_numpy(tokens), torch.from_numpy(most), int(least))
-    base = np.array([base_cost(native, budget.base_frames, int(total)) for total in videos.totals])
+    base = np.array([base_cost(native, budget.base_frames, int(total), together) for total in videos.totals])
     return Allocations(scales, grids, price.float().numpy(), tokens / base[:, None])
 
 
 def concentration(tokens: np.ndarray) -> np.ndarray:
-    """Share of the tokens (..., C) that lie on the quarter of the chunks (rounded up) with the most; 0.25 if all alike.
+    """Fraction of the tokens (..., C) on the quarter of the chunks (rounded up) with the most; 0.25 if all are equal.
 
     >>> concentration(np.array([[4, 4, 4, 4], [1, 1, 9, 1]])).tolist()
     [0.25, 0.75]
@@ -88,48 +110,38 @@ def concentration(tokens: np.ndarray) -> np.ndarray:
     return np.sort(tokens, -1)[..., -top:].sum(-1) / tokens.sum(-1)
 
 
-class Reader:
-    """Embeds allocations of videos with a frozen backbone, and texts."""
+class RolloutEncoder:
+    """Embeds allocations of videos, and texts, with a frozen backbone."""
 
     def __init__(
-        self, backbone: Backbone, batch_tokens: int = 65536, *, share: bool = True, clock: Clock | None = None
+        self, backbone: Backbone, batch_tokens: int = 65536, *, share: bool = True, timer: StepTimer | None = None
     ) -> None:
+        """`share=False` runs the vision tower for every rollout on its own; for comparison only."""
         self.backbone, self.batch_tokens, self.share = backbone, batch_tokens, share
-        self.clock = clock or (lambda part: nullcontext())
-        backbone.by_product = True
+        self.timer = timer or StepTimer(backbone.device)
 
     def texts(self, texts: Sequence[str], queries: Sequence[bool]) -> Tensor:
-        """Unit vectors (N, dim) fp32 on the device; queries are introduced by the backbone's query instruction."""
+        """Unit vectors (N, dim), fp32 on the device; queries get the backbone's query instruction."""
         instruction = self.backbone.query_instruction
-        items = [
-            Item(text, instruction=instruction if query else None) for text, query in zip(texts, queries, strict=True)
-        ]
-        vectors = self.backbone.embed(items, batch_tokens=self.batch_tokens)
-        return vectors.to(self.backbone.device)
+        items = [Item(Prompt(text, instruction if query else None)) for text, query in zip(texts, queries, strict=True)]
+        return self.backbone.embed(items, batch_tokens=self.batch_tokens).to(self.backbone.device)
 
     @torch.no_grad()
-    def embed(self, videos: Videos, texts: Sequence[str | None], grids: np.ndarray) -> Tensor:
-        """Unit vectors (b, K, dim) fp32 of b videos, each with its task text, under the grids (b, K, C, 2)."""
-        layouts = self.backbone.tokenise(
-            [Item(text, self._hollow(seconds)) for text, seconds in zip(texts, videos.seconds, strict=True)]
-        )
+    def embed(self, videos: VideoBatch, questions: Sequence[str | None], grids: np.ndarray) -> Tensor:
+        """Unit vectors (b, K, dim), fp32, of b videos with their questions under the grids (b, K, C, 2)."""
+        seconds = videos.seconds(self.backbone.geometry.frames_per_chunk)
+        prompts = [Prompt(text, seconds=times) for text, times in zip(questions, seconds, strict=True)]
+        tokenised = self.backbone.tokenise(prompts)
         vectors = torch.empty((*grids.shape[:2], self.backbone.dim), device=self.backbone.device)
         for block in self._blocks(grids):
-            with self.clock("vision"):
+            with self.timer("vision"):
                 features, starts = self._see(videos, block, grids[block])
-            with self.clock("language"):
-                vectors[block] = self._read(
-                    [layouts[i] for i in range(block.start, block.stop)], grids[block], features, starts
-                )
+            with self.timer("language"):
+                vectors[block] = self._read(tokenised[block], grids[block], features, starts)
         return vectors
 
-    def _hollow(self, seconds: np.ndarray) -> Patches:
-        """Chunks and their times without pixels or sizes: all that a layout depends on."""
-        nothing = torch.empty(0, dtype=torch.uint8)
-        return Patches(nothing, torch.zeros((len(seconds), 3), dtype=torch.long), seconds, self.backbone.geometry)
-
     def _blocks(self, grids: np.ndarray) -> Iterator[slice]:
-        """Runs of videos whose rollouts' tokens fit into memory, one video at least."""
+        """Ranges of videos whose rollouts fit into memory together, at least one video each."""
         tokens = grids.prod(-1).sum((1, 2))
         start, total = 0, 0
         for end, more in enumerate(tokens.tolist()):
@@ -139,75 +151,87 @@ class Reader:
             total += more
         yield slice(start, len(tokens))
 
-    def _see(self, videos: Videos, block: slice, grids: np.ndarray) -> tuple[SimpleNamespace, np.ndarray]:
-        """Vision tokens of every different (video, chunk, grid), and where those of each chunk (b, K, C) start."""
+    def _see(self, videos: VideoBatch, block: slice, grids: np.ndarray) -> tuple[TowerOutput, np.ndarray]:
+        """Visual tokens of every distinct (video, chunk, grid), and where those of each chunk (b, K, C) start."""
         count, k, chunks, _ = grids.shape
         video = np.broadcast_to(np.arange(count)[:, None, None] + block.start, (count, k, chunks))
         chunk = np.broadcast_to(np.arange(chunks), (count, k, chunks))
-        # Sorted by size first, so that chunks of one size lie together and are resized together.
+        # Sorted by size first, so that chunks of one size are adjacent and resized together.
         keys = np.stack([grids[..., 0], grids[..., 1], video, chunk], -1).reshape(-1, 4)
         if self.share:
-            code = np.ravel_multi_index(keys.T, keys.max(0) + 1)
+            code = np.ravel_multi_index(tuple(keys.T), tuple(keys.max(0) + 1))
             _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-            different = keys[first]
+            distinct = keys[first]
         else:
             order = np.lexsort(keys.T[::-1])
-            different, inverse = keys[order], np.argsort(order)
-        tokens = different[:, :2].prod(-1)
+            distinct, inverse = keys[order], np.argsort(order)
+        tokens = distinct[:, :2].prod(-1)
         starts = np.cumsum(tokens) - tokens
-        parts = [self._look(videos, part) for part in _portions(different, tokens, self.batch_tokens)]
-        deep = zip(*(getattr(part, "deepstack_features", None) or () for part in parts), strict=True)
-        features = SimpleNamespace(
-            pooler_output=torch.cat([part.pooler_output for part in parts]),
-            deepstack_features=[torch.cat(layer) for layer in deep],
-        )
-        return features, starts[inverse].reshape(count, k, chunks)
+        parts = [self._run_tower(videos, part) for part in _portions(distinct, tokens, self.batch_tokens)]
+        return TowerOutput.concat(parts), starts[inverse].reshape(count, k, chunks)
 
-    def _look(self, videos: Videos, different: np.ndarray) -> object:
-        """The vision tower on chunks (n, 4): rows, cols, video, chunk; those of one grid lie together."""
+    def _run_tower(self, videos: VideoBatch, distinct: np.ndarray) -> TowerOutput:
+        """The vision tower on chunks (n, 4): rows, cols, video, chunk; those of one grid are adjacent."""
         geometry, device = self.backbone.geometry, self.backbone.device
-        edges = np.flatnonzero(np.diff(different[:, :2], axis=0).any(1)) + 1
+        together = geometry.frames_per_chunk
+        frames_of = videos.chunks(together)
+        edges = np.flatnonzero(np.diff(distinct[:, :2], axis=0).any(1)) + 1
+        at_once = max(1, SOURCE_VALUES // (together * videos.frames[0, 0].numel()))
         pixels = []
-        for alike in np.split(different, edges):
+        for alike in np.split(distinct, edges):
             rows, cols = (int(side) for side in alike[0, :2])
-            at_once = max(1, SOURCE_VALUES // (2 * videos.frames[0, 0].numel()))
             for first in range(0, len(alike), at_once):
                 chosen = alike[first : first + at_once]
-                video = torch.from_numpy(np.repeat(chosen[:, 2], 2))
-                frame = torch.from_numpy(videos.pairs[chosen[:, 3]].reshape(-1))
+                video = torch.from_numpy(np.repeat(chosen[:, 2], together))
+                frame = torch.from_numpy(frames_of[chosen[:, 3]].reshape(-1))
                 frames = videos.frames[video.to(videos.frames.device), frame.to(videos.frames.device)].to(device)
-                pixels.append(patchify(resize(frames, (rows * geometry.factor, cols * geometry.factor)), geometry))
-        sizes = np.concatenate([np.ones((len(different), 1), int), different[:, :2] * geometry.merge], 1)
-        patches = normalise(torch.cat(pixels), geometry, self.backbone.dtype)
-        return self.backbone.see(patches, torch.from_numpy(sizes))
+                pixels.append(geometry.patchify(resize(frames, (rows * geometry.factor, cols * geometry.factor))))
+        return self.backbone.see(normalise(torch.cat(pixels), geometry, self.backbone.dtype), distinct[:, :2])
 
     def _read(
-        self, layouts: Sequence[np.ndarray], grids: np.ndarray, features: SimpleNamespace, starts: np.ndarray
+        self, tokenised: Sequence[np.ndarray], grids: np.ndarray, features: TowerOutput, starts: np.ndarray
     ) -> Tensor:
         """The language model on every rollout of a block: (b, K, dim)."""
         count, k, chunks, _ = grids.shape
         device, flat = self.backbone.device, grids.reshape(count * k, chunks, 2)
-        rows = self.backbone.expand([layout for layout in layouts for _ in range(k)], list(flat))
+        rows = self.backbone.rows([ids for ids in tokenised for _ in range(k)], list(flat))
         tokens = flat.prod(-1)
         ends = np.cumsum(tokens.ravel())
         where = np.repeat(starts.ravel() - (ends - tokens.ravel()), tokens.ravel()) + np.arange(ends[-1])
         of_row = np.split(where, np.cumsum(tokens.sum(-1))[:-1])
         vectors = torch.empty((count * k, self.backbone.dim), device=device)
         for batch in group_rows([len(row) for row in rows], self.batch_tokens, padded=True):
-            ids, positions, (_, last) = pad_rows([rows[i] for i in batch])
             index = torch.from_numpy(np.concatenate([of_row[i] for i in batch])).to(device)
-            gathered = SimpleNamespace(
-                pooler_output=features.pooler_output[index],
-                deepstack_features=[layer[index] for layer in features.deepstack_features],
-            )
-            hidden = self.backbone.read(ids, positions, gathered)
-            pooled = hidden[torch.arange(len(batch), device=device), last.to(device)]
-            vectors[torch.tensor(batch, device=device)] = F.normalize(pooled[:, : self.backbone.dim].float(), dim=-1)
+            read = self.backbone.read([rows[i] for i in batch], features.select(index))
+            vectors[torch.tensor(batch, device=device)] = read
         return vectors.view(count, k, -1)
 
 
+def join(rollouts: Sequence[Rollouts]) -> list[Rollouts]:
+    """Join rollouts that the policy can see in one pass: those with equally many chunks and patches."""
+    alike: dict[tuple[int, ...], list[Rollouts]] = defaultdict(list)
+    for each in rollouts:
+        alike[tuple(each.inputs.visual.shape[1:3])].append(each)
+    return [_joined(parts) if len(parts) > 1 else parts[0] for parts in alike.values()]
+
+
+def _joined(parts: Sequence[Rollouts]) -> Rollouts:
+    longest = max(part.inputs.text.shape[1] for part in parts)
+
+    def padded(tensor: Tensor) -> Tensor:
+        return F.pad(tensor, (0,) * (2 * tensor.ndim - 3) + (longest - tensor.shape[1],))
+
+    inputs = PolicyInputs(
+        torch.cat([part.inputs.visual for part in parts]),
+        torch.cat([padded(part.inputs.text) for part in parts]),
+        torch.cat([padded(part.inputs.text_mask) for part in parts]),
+    )
+    tensors = (torch.cat([getattr(part, name) for part in parts]) for name in ("actions", "log_prob", "advantage"))
+    return Rollouts(np.concatenate([part.members for part in parts]), inputs, *tensors)
+
+
 def _portions(rows: np.ndarray, tokens: np.ndarray, limit: int) -> list[np.ndarray]:
-    """Cuts rows in order into portions of at most `limit` tokens each, one row at least.
+    """Split rows in order into portions of at most `limit` tokens, at least one row each.
 
     >>> [len(part) for part in _portions(np.zeros((4, 1)), np.array([5, 5, 3, 20]), 10)]
     [2, 1, 1]

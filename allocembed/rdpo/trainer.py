@@ -1,98 +1,85 @@
-"""RDPO, top to bottom: sample K allocations of every video, see how each one ranks, make the better ones likelier.
+"""RDPO, top to bottom: sample K allocations of each video, see how each one ranks, make the better ones likelier.
 
-How it differs from GRPO, on which it builds:
-- the policy is a Beta distribution for every chunk, not a language model; all chunks are sampled in one pass, and the
-  ratio is taken for each (equation 22);
-- the reward is a rank among real texts, in-batch and global (12), graded by a similarity gap (13–17);
-- an efficiency incentive stands beside the advantage (18–21), which is not normalised with it;
-- clipping is asymmetric; there is no reference model and no KL term.
+Differences from GRPO, on which it builds:
+- The policy is a Beta distribution per chunk, not a language model. All chunks are sampled in one pass, and the ratio
+  is taken per chunk (equation 22).
+- The reward is a rank among real texts, in-batch and global (12), graded by a similarity gap (13–17).
+- An efficiency incentive is added to the advantage (18–21) and is not normalised with it.
+- Clipping is asymmetric. There is no reference model and no KL term.
 
-How it differs from the paper, and why:
-- **projected rollouts** (`budget_mode`): each sample is projected onto the budget before it is scored, as it will be in
-  use. Without it detail always helps, and in an earlier probe the policy drifted to 3–6× the cost. `soft` is the
-  paper's way (`recipes/ablations.py` compares them);
-- **cost in tokens** (`cost`): the paper's mean scale says that {0.2, 1.8} costs as much as {1, 1}; it is 1.64× as much.
-  When rollouts are projected they all cost nearly the budget, and the incentive has little left to say;
-- a chunk, two frames, is the unit of allocation, as it is in the backbone: nothing is averaged after sampling;
-- the policy sees each example once a pass, whatever K is, so mini- and micro-batches count examples, not allocations;
-- frozen features are computed once an example, and the vision tower's work is shared between rollouts (`rollouts`).
+Differences from the paper, and why:
+- **Projected rollouts** (`budget_mode`): each sample is projected onto the budget before it is scored, as in use.
+  Otherwise more detail always helps, and in an early experiment the policy drifted to 3–6× the cost. `soft` is the
+  paper's way; `recipes/ablations.py` compares them.
+- **Cost in tokens** (`cost`): by the paper's mean scale, {0.2, 1.8} costs as much as {1, 1}; in tokens it costs 1.64×
+  as much. Projected rollouts all cost nearly the budget, so the incentive then has little effect.
+- The unit of allocation is a chunk, as in the backbone. Nothing is averaged after sampling.
+- The policy sees each example once per pass, whatever K is, so mini- and micro-batches count examples, not allocations.
+- Frozen features are computed once per example, and rollouts share the work of the vision tower (`rollouts`).
 
-Left out on purpose: several epochs over one set of rollouts, an entropy bonus (the ceiling on α and β does its work),
-and a learned value function.
+Left out on purpose: several epochs over one set of rollouts, an entropy bonus (the upper bound on α and β serves the
+same purpose), and a learned value function.
 """
 
-from __future__ import annotations
-
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
-from allocembed.backbones import Backbone
+from allocembed.backbones.base import Backbone
+from allocembed.errors import PolicyError
+from allocembed.execution.distributed import Processes
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.preview import Previewer, asks
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
+from allocembed.rdpo.checkpoint import TrainedParts
 from allocembed.rdpo.config import TrainConfig
-from allocembed.rdpo.data import TRAINING, Batch, Source, Videos
-from allocembed.rdpo.log import Clock
+from allocembed.rdpo.data.base import TRAINING, Source, TrainingBatch, VideoBatch
+from allocembed.rdpo.log import StepTimer
 from allocembed.rdpo.meter import Meter
 from allocembed.rdpo.negatives import TextPool, allowed_negatives
 from allocembed.rdpo.objective import beta_log_prob, clipped_objective, diagnose, sample_actions
-from allocembed.rdpo.processes import Processes, clip_gradients, shard
 from allocembed.rdpo.rewards import score_group, success
-from allocembed.rdpo.rollouts import Allocations, Reader, allocate
+from allocembed.rdpo.rollouts import Allocations, PolicyInputs, RolloutEncoder, Rollouts, allocate, join
+from allocembed.rdpo.sharding import clip_gradients, shard
 
-BANK = 32768  # a corpus of at most so many texts is embedded once, at the start; a larger one as it is drawn
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """What the policy sees of some videos of equal size: frozen features, computed once."""
-
-    visual: Tensor  # (b, C, P, width)
-    text: Tensor  # (b, L, width)
-    text_mask: Tensor  # (b, L)
-
-    def __len__(self) -> int:
-        return len(self.visual)
-
-
-@dataclass(frozen=True, eq=False)
-class Rollouts:
-    """K sampled allocations of each of b videos, and what they were worth."""
-
-    members: np.ndarray  # (b,) numbers of the examples
-    view: View
-    actions: Tensor  # (b, K, C)
-    log_prob: Tensor  # (b, K, C), under the policy that sampled them
-    advantage: Tensor  # (b, K)
+BANK = 32768  # a corpus of at most this many texts is embedded once, at the start; a larger one as it is drawn
 
 
 class Trainer:
-    """A policy, the frozen models that tell what it is worth, and how it learns from a batch."""
+    """A policy, the frozen models that score it, and how it learns from a batch."""
 
     def __init__(
         self, config: TrainConfig, processes: Processes, backbone: Backbone, previewer: Previewer, source: Source
     ) -> None:
         self.config, self.processes, self.source = config, processes, source
         self.backbone, self.previewer, self.device = backbone, previewer, backbone.device
-        self.clock = Clock(self.device, exact=config.timings)
-        self.reader = Reader(backbone, config.batch_tokens, clock=self.clock)
-        self.policy = shard(make_policy(config, previewer), processes)
-        # The running mean of the weights: what is validated and kept.
-        self.mean = shard(make_policy(config, previewer), processes) if config.averaging else self.policy
+        self.timer = StepTimer(self.device, exact=config.timings)
+        self.encoder = RolloutEncoder(backbone, config.batch_tokens, timer=self.timer)
+        self.policy = make_policy(config, previewer)
+        self.averaged = AveragedModel(self.policy, multi_avg_fn=self._move_mean) if config.averaging else None
+        # The mean is copied before the weights are sharded, then sharded alike.
+        for policy in {id(policy): policy for policy in (self.policy, self.mean)}.values():
+            shard(policy, processes)
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
         self.bank = self._fill_bank()
 
+    @property
+    def mean(self) -> ScalePolicy:
+        """The policy that is validated and kept: the running mean of the weights, or the policy itself without one."""
+        return self.policy if self.averaged is None else self.averaged.module  # pyright: ignore[reportReturnType]
+
+    @property
+    def parts(self) -> TrainedParts:
+        return TrainedParts(self.policy, self.averaged, self.optimiser)
+
     def prepare(self, stream: int, step: int) -> Any:
-        """The host's part of a step's batch, or of the validation set."""
+        """The host's part of a training batch, or of the validation set."""
         config = self.config
         count, choice = config.validation, 0
         if stream == TRAINING:
@@ -100,80 +87,80 @@ class Trainer:
             choice = int(np.random.default_rng([config.seed, stream, step]).integers(len(config.settings)))
         return self.source.prepare(stream, step, count, *config.settings[choice], self.processes.mine(count))
 
-    def step(self, batch: Batch, number: int) -> dict[str, float]:
-        """Samples, scores and learns from one batch; returns what to report."""
-        config, meter = self.config, Meter()
-        with self.clock("preview"):
-            views = [self._look(videos, batch) for videos in batch.videos]
-        with self.clock("policy"):
-            shapes = self._shapes(self.policy, views)
-        with self.clock("texts"):
-            candidates, targets = self._candidates(batch, number)
+    def step(self, batch: TrainingBatch, number: int) -> dict[str, float]:
+        """Sample, score and learn from one batch; return what to report."""
+        meter = Meter()
+        with self.timer("preview"):
+            inputs = [self.look(videos, batch) for videos in batch.videos]
+        with self.timer("policy"):
+            shapes = self.shapes(self.policy, inputs)
+        with self.timer("texts"):
+            candidates, targets = self.candidates(batch, number)
         rollouts = []
-        for videos, view, (alpha, beta) in zip(batch.videos, views, shapes, strict=True):
-            with self.clock("sampling"):
-                actions = self._sample(alpha.cpu(), beta.cpu(), number, videos.members)
-                found = self._allocate(actions.numpy(), videos, batch, config.budget_mode)
-            vectors = self.reader.embed(videos, texts_of(batch, videos), found.grids)
+        for videos, seen, (alpha, beta) in zip(batch.videos, inputs, shapes, strict=True):
+            with self.timer("sampling"):
+                actions = self.sample(alpha.cpu(), beta.cpu(), number, videos.members)
+                found = self.allocate(actions.numpy(), videos, batch, self.config.budget_mode)
+            vectors = self.encoder.embed(videos, batch.questions(videos), found.grids)
             actions = actions.to(self.device)
-            with self.clock("scoring"):
-                advantage = self._score(vectors, videos, found, candidates, targets, batch, meter)
-            rollouts.append(Rollouts(videos.members, view, actions, beta_log_prob(actions, alpha, beta), advantage))
+            with self.timer("scoring"):
+                advantage = self.score(vectors, videos, found, candidates, targets, batch, meter)
+            rollouts.append(Rollouts(videos.members, seen, actions, beta_log_prob(actions, alpha, beta), advantage))
             meter.add("sharpness", alpha + beta)
-        with self.clock("update"):
-            skipped = self._update(join(rollouts), len(batch.examples), number, meter)
-        self._average(number)
+        with self.timer("update"):
+            skipped = self.update(join(rollouts), len(batch.examples), number, meter)
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.policy)
         return {**meter.means(self.processes), "not finite": skipped}
 
-    @torch.no_grad()
-    def _average(self, step: int) -> None:
-        """Moves the mean towards the weights; faster over the first steps, so that nothing untrained stays in it."""
-        if self.mean is self.policy:
-            return
-        keep = min(self.config.averaging, step / (step + 10))
-        for mean, weight in zip(self.mean.parameters(), self.policy.parameters(), strict=True):
+    def _move_mean(self, means: Sequence[Tensor], weights: Sequence[Tensor], updates: Tensor | int) -> None:
+        """Move the mean towards the weights; faster in the first steps, so that no untrained weights stay in it."""
+        count = int(updates)
+        keep = min(self.config.averaging, count / (count + 10))
+        for mean, weight in zip(means, weights, strict=True):
             mean.lerp_(weight, 1 - keep)
 
-    def _look(self, videos: Videos, batch: Batch) -> View:
-        """Preview features of all chunks, and those of the task texts, padded to the longest."""
-        frames = videos.frames[:, torch.from_numpy(videos.pairs).to(videos.frames.device)]
-        texts = texts_of(batch, videos)
-        visual = self.previewer.look(frames.flatten(0, 1), asked=any(map(asks, texts)))
-        visual, words = visual.unflatten(0, frames.shape[:2]), self.previewer.read([text or "" for text in texts])
+    def look(self, videos: VideoBatch, batch: TrainingBatch) -> PolicyInputs:
+        """Preview features of all chunks, and features of the questions, padded to the longest."""
+        chunks = torch.from_numpy(videos.chunks(self.previewer.frames_per_chunk)).to(videos.frames.device)
+        frames, questions = videos.frames[:, chunks], batch.questions(videos)
+        visual = self.previewer.look(frames.flatten(0, 1), asked=any(map(asks, questions)))
+        words = self.previewer.read([question or "" for question in questions])
         text = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
         lengths = torch.tensor([len(word) for word in words], device=text.device)
-        return View(visual, text, torch.arange(text.shape[1], device=text.device) < lengths[:, None])
+        mask = torch.arange(text.shape[1], device=text.device) < lengths[:, None]
+        return PolicyInputs(visual.unflatten(0, frames.shape[:2]), text, mask)
 
     @torch.no_grad()
-    def _shapes(self, policy: ScalePolicy, views: Sequence[View]) -> list[tuple[Tensor, Tensor]]:
-        """α and β (b, C) of every view's chunks under a policy as it is."""
-        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in views]
-        for number, rows in self._passes([np.arange(len(view)) for view in views]):
-            shapes = self._forward(policy, views[number] if number is not None else None, rows)
+    def shapes(self, policy: ScalePolicy, inputs: Sequence[PolicyInputs]) -> list[tuple[Tensor, Tensor]]:
+        """α and β (b, C) of the chunks of all inputs, without gradient."""
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in inputs]
+        for number, rows in self._passes([np.arange(len(seen)) for seen in inputs]):
+            shapes = self._forward(policy, inputs[number] if number is not None else None, rows)
             if number is not None:
                 found[number].append(shapes)
-        return [tuple(torch.cat(parts) for parts in zip(*shapes, strict=True)) for shapes in found]
+        return [(torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])) for parts in found]
 
     def _passes(self, rows: Sequence[np.ndarray]) -> Iterator[tuple[int | None, np.ndarray]]:
-        """Micro-batches of each view's rows. Sharded weights are gathered in every pass, so all processes must make
-        equally many: whoever has fewer ends with empty ones."""
+        """Micro-batches of the rows of each input. Sharded weights are gathered in every pass, so all processes must
+        make equally many: those with fewer rows end with empty passes."""
         size = self.config.micro_batch
         parts = [(n, each[first : first + size]) for n, each in enumerate(rows) for first in range(0, len(each), size)]
-        # Agreed on before the first pass: every process must communicate in the same order.
+        # Agreed before the first pass, because every process must communicate in the same order.
         empty = int(self.processes.largest(len(parts))) - len(parts)
         yield from [*parts, *[(None, np.zeros(1, int))] * empty]
 
-    def _forward(self, policy: ScalePolicy, view: View | None, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """α and β of a view's rows; of nothing in particular without one."""
-        if view is None:
+    def _forward(self, policy: ScalePolicy, inputs: PolicyInputs | None, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """α and β of some rows of the inputs; of zeros in an empty pass."""
+        if inputs is None:
             module = policy.config.module
             visual, text = (1, 1, 2, module.visual_width), (1, 2, module.text_width)
             return policy(torch.zeros(visual, device=self.device), torch.zeros(text, device=self.device))
         index = torch.from_numpy(rows).to(self.device)
-        return policy(view.visual[index], view.text[index], None, view.text_mask[index])
+        return policy(inputs.visual[index], inputs.text[index], None, inputs.text_mask[index])
 
-    def _sample(self, alpha: Tensor, beta: Tensor, step: int, members: np.ndarray) -> Tensor:
-        """Actions (b, K, C). Every example has its own generator, so that nobody's draw depends on who is beside it."""
+    def sample(self, alpha: Tensor, beta: Tensor, step: int, members: np.ndarray) -> Tensor:
+        """Actions (b, K, C). Each example has its own generator, so no draw depends on the rest of the batch."""
         drawn = []
         for row, member in enumerate(members.tolist()):
             seed = np.random.SeedSequence([self.config.seed, step, member]).generate_state(1, np.uint64).item()
@@ -181,15 +168,15 @@ class Trainer:
             drawn.append(sample_actions(alpha[row], beta[row], self.config.rollouts, generator))
         return torch.stack(drawn)
 
-    def _allocate(self, actions: np.ndarray, videos: Videos, batch: Batch, mode: str) -> Allocations:
-        """What actions (b, K, C) come to as scales in the range (equation 7), in tokens, under the budget."""
+    def allocate(self, actions: np.ndarray, videos: VideoBatch, batch: TrainingBatch, mode: str) -> Allocations:
+        """The allocations of actions (b, K, C), mapped to scales in the range (equation 7), under the budget."""
         low, high = self.config.scale_range
         scales = low + actions.astype(np.float64) * (high - low)
-        options = {"mode": mode, "cost": self.config.cost}
-        return allocate(scales, videos, self.backbone, batch.budget, self.config.scale_range, **options)
+        geometry, cost = self.backbone.geometry, self.config.cost
+        return allocate(scales, videos, geometry, batch.budget, (low, high), mode=mode, cost=cost)
 
-    def _candidates(self, batch: Batch, step: int) -> tuple[TextPool, Tensor]:
-        """The candidate set U (equation 12): all processes' targets, then the corpus's; and its vectors (N, dim)."""
+    def candidates(self, batch: TrainingBatch, step: int) -> tuple[TextPool, Tensor]:
+        """The candidate set U (equation 12), all processes' targets then texts of the corpus, and its vectors."""
         own = batch.targets
         drawn = self.source.corpus.draw(
             self.config.global_negatives, seed=self.config.seed, step=step, beyond=frozenset(own.texts)
@@ -200,13 +187,13 @@ class Trainer:
             vectors.append(bank[torch.tensor([rows[text] for text in drawn.texts], device=self.device)])
         elif len(drawn):
             vectors.append(self._embed_texts(drawn.texts, [text in self.source.queries for text in drawn.texts]))
-        options = self._options(batch, beyond=own + drawn)
+        options = self.options(batch, beyond=own + drawn)
         if len(options):
             vectors.append(self._embed_texts(options.texts, [False] * len(options)))
         return own + drawn + options, torch.cat(vectors)
 
-    def _options(self, batch: Batch, beyond: TextPool) -> TextPool:
-        """The options of the batch's questions that are not among the candidates anyway."""
+    def options(self, batch: TrainingBatch, beyond: TextPool) -> TextPool:
+        """Options of the batch's questions that are not among the candidates yet."""
         if not self.config.like_with_like:
             return TextPool((), ())
         texts = {text: None for example in batch.examples for text in example.options}
@@ -214,37 +201,37 @@ class Trainer:
         return TextPool([("option", text) for text in more], more)
 
     def _embed_texts(self, texts: Sequence[str], queries: Sequence[bool]) -> Tensor:
-        """Vectors (N, dim) of texts that all processes know; each embeds its share."""
+        """Vectors (N, dim) of texts that all processes have; each process embeds its share."""
         mine = self.processes.mine(len(texts))
         if not len(mine):
             vectors = torch.empty((0, self.backbone.dim), device=self.device)
         else:
-            vectors = self.reader.texts([texts[i] for i in mine], [queries[i] for i in mine])
+            vectors = self.encoder.texts([texts[i] for i in mine], [queries[i] for i in mine])
         return self.processes.gather(vectors, len(texts))
 
     def _fill_bank(self) -> tuple[dict[str, int], Tensor] | None:
-        """Vectors of the whole corpus and where each text's is, if the corpus is small enough to keep."""
+        """Vectors of the whole corpus, and the row of each text, if the corpus is small enough to keep."""
         texts = list(dict.fromkeys(self.source.corpus.texts))
         if not self.config.global_negatives or len(texts) > BANK:
             return None
         vectors = self._embed_texts(texts, [text in self.source.queries for text in texts])
         return {text: row for row, text in enumerate(texts)}, vectors
 
-    def _score(
+    def score(
         self,
         vectors: Tensor,
-        videos: Videos,
+        videos: VideoBatch,
         found: Allocations,
         candidates: TextPool,
         targets: Tensor,
-        batch: Batch,
+        batch: TrainingBatch,
         meter: Meter,
     ) -> Tensor:
-        """Advantages (b, K) of rollouts with vectors (b, K, dim) against the candidates' (N, dim)."""
+        """Advantages (b, K) of rollouts with vectors (b, K, dim) against the candidates' vectors (N, dim)."""
         similarity = vectors @ targets.T
         members = torch.from_numpy(videos.members).to(self.device)
         positive = similarity.gather(-1, members[:, None, None].expand(-1, similarity.shape[1], 1))[..., 0]
-        mask = self._negatives(batch, videos.members.tolist(), candidates)
+        mask = self.negatives(batch, videos.members.tolist(), candidates)
         price = torch.from_numpy(found.price).to(self.device)
         scores = score_group(positive, similarity, mask, price, self.config)
         meter.add("hit1", scores.success)
@@ -255,8 +242,8 @@ class Trainer:
         meter.add_allocations(found)
         return scores.advantage
 
-    def _negatives(self, batch: Batch, members: Sequence[int], candidates: TextPool) -> Tensor:
-        """Which candidates are negatives of the targets of some of the batch's examples: bool (b, N)."""
+    def negatives(self, batch: TrainingBatch, members: Sequence[int], candidates: TextPool) -> Tensor:
+        """Which candidates are negatives of the targets of these examples: bool (b, N)."""
         targets = [batch.examples[member] for member in members]
         own = TextPool([example.sample for example in targets], [example.target for example in targets])
         allowed = allowed_negatives(own, candidates)
@@ -271,10 +258,10 @@ class Trainer:
                     allowed[row, [places[text] for text in example.options]] = True
         return allowed.to(self.device)
 
-    def _update(self, rollouts: Sequence[Rollouts], examples: int, step: int, meter: Meter) -> int:
-        """Goes once through the rollouts in mini-batches of examples; after the first, the ratio is no longer 1.
+    def update(self, rollouts: Sequence[Rollouts], examples: int, step: int, meter: Meter) -> int:
+        """Go once through the rollouts in mini-batches of examples; after the first, the ratio is no longer 1.
 
-        Returns how many updates were left out because their gradient was not finite.
+        Returns the number of updates skipped because their gradient was not finite.
         """
         config, skipped = self.config, 0
         for group in self.optimiser.param_groups:
@@ -290,15 +277,16 @@ class Trainer:
                 continue
             for number, rows in self._passes(inside):
                 if number is None:
-                    (0 * sum(shape.sum() for shape in self._forward(self.policy, None, rows))).backward()
+                    alpha, beta = self._forward(self.policy, None, rows)
+                    (0 * (alpha.sum() + beta.sum())).backward()
                     continue
                 each, index = rollouts[number], torch.from_numpy(rows).to(self.device)
-                alpha, beta = self._forward(self.policy, each.view, rows)
+                alpha, beta = self._forward(self.policy, each.inputs, rows)
                 new, old = beta_log_prob(each.actions[index], alpha, beta), each.log_prob[index]
                 worth, valid = each.advantage[index], torch.ones_like(alpha, dtype=torch.bool)
                 clip = (config.clip_low, config.clip_high)
                 objective = clipped_objective(new, old, worth, valid, *clip, total_actions=total)
-                # Sharded gradients are averaged over the processes, and this one is a sum.
+                # Sharded gradients are averaged over the processes, but the objective is a sum.
                 (-self.processes.world * objective).backward()
                 moved = diagnose(new, old, worth, valid, *clip)
                 meter.add("clipped", moved.clip_fraction, len(rows))
@@ -316,33 +304,32 @@ class Trainer:
     def validate(self, prepared: Any, *, uniform: bool = False) -> dict[str, float]:
         """Hit@1 of the policy's mean allocations, or of uniform ones, on the validation set.
 
-        `hit1` is that of each video's target among the set's texts, as in training; `search1` that of each search
-        sentence's video among the set's videos, which is what most people will use it for; `score` their mean, by
-        which the best checkpoint is chosen; `answer1` that of the targets that are answers.
+        `hit1`: each video's target among all texts of the set, as in training. `search1`: each search sentence's video
+        among all videos of the set, the most common use. `score`: the mean of both, which selects the best checkpoint.
+        `answer1`: `hit1` of the targets that are answers.
         """
         batch, meter = self.source.finish(prepared, self.device), Meter()
-        views = [] if uniform else [self._look(videos, batch) for videos in batch.videos]
-        shapes = self._shapes(self.mean, views)
+        shapes = [] if uniform else self.shapes(self.mean, [self.look(videos, batch) for videos in batch.videos])
         count, dim = len(batch.examples), self.backbone.dim
         own = torch.zeros((len(self.processes.mine(count)), dim + 1), device=self.device)
         for number, videos in enumerate(batch.videos):
             if uniform:
-                actions = np.full((len(videos), 1, len(videos.pairs)), 0.5)
+                actions = np.full((len(videos), 1, len(videos.chunks(self.previewer.frames_per_chunk))), 0.5)
             else:
                 alpha, beta = shapes[number]
                 actions = (alpha / (alpha + beta))[:, None].cpu().numpy()
-            found = self._allocate(actions, videos, batch, "projected")
-            vectors = self.reader.embed(videos, texts_of(batch, videos), found.grids)[:, 0]
+            found = self.allocate(actions, videos, batch, "projected")
+            vectors = self.encoder.embed(videos, batch.questions(videos), found.grids)[:, 0]
             row = torch.from_numpy((videos.members - self.processes.rank) // self.processes.world).to(self.device)
             own[row] = torch.cat([vectors, torch.ones_like(vectors[:, :1])], -1)
             meter.add_allocations(found)
         gathered = self.processes.gather(own, count)
         vectors, there = gathered[:, :dim], gathered[:, dim] > 0
         queries = torch.tensor([example.query for example in batch.examples], device=self.device)
-        options = self._options(batch, beyond=batch.targets)
+        options = self.options(batch, beyond=batch.targets)
         candidates = batch.targets + options
         targets = self._embed_texts(candidates.texts, [*queries.tolist(), *[False] * len(options)])
-        similarity, mask = vectors @ targets.T, self._negatives(batch, range(count), candidates)
+        similarity, mask = vectors @ targets.T, self.negatives(batch, range(count), candidates)
         right = similarity.diagonal()[:, None]
         hits = success(right, similarity[:, None], mask)[:, 0]
         searches = success(right, similarity[:, :count].T[:, None], mask[:, :count] & there)[:, 0]
@@ -357,36 +344,8 @@ class Trainer:
         return means
 
 
-def join(rollouts: Sequence[Rollouts]) -> list[Rollouts]:
-    """Puts rollouts together that the policy can see in one pass: those of as many chunks and patches."""
-    alike: dict[tuple[int, int], list[Rollouts]] = defaultdict(list)
-    for each in rollouts:
-        alike[each.view.visual.shape[1:3]].append(each)
-    return [_joined(parts) if len(parts) > 1 else parts[0] for parts in alike.values()]
-
-
-def _joined(parts: Sequence[Rollouts]) -> Rollouts:
-    longest = max(part.view.text.shape[1] for part in parts)
-
-    def padded(tensor: Tensor) -> Tensor:
-        return F.pad(tensor, (0,) * (2 * tensor.ndim - 3) + (longest - tensor.shape[1],))
-
-    view = View(
-        torch.cat([part.view.visual for part in parts]),
-        torch.cat([padded(part.view.text) for part in parts]),
-        torch.cat([padded(part.view.text_mask) for part in parts]),
-    )
-    tensors = (torch.cat([getattr(part, name) for part in parts]) for name in ("actions", "log_prob", "advantage"))
-    return Rollouts(np.concatenate([part.members for part in parts]), view, *tensors)
-
-
-def texts_of(batch: Batch, videos: Videos) -> list[str | None]:
-    """The task text of each video."""
-    return [batch.examples[member].text for member in videos.members.tolist()]
-
-
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The rate of a step, counted from 0: up over the warm-up, level, and down to a tenth over the decay.
+    """The learning rate of a step, counted from 0: linear warm-up, constant, linear decay to a tenth.
 
     >>> config = TrainConfig(steps=10, warmup=2, decay=0.5, learning_rate=1.0)
     >>> [round(learning_rate(config, step), 2) for step in range(10)]
@@ -398,20 +357,19 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_policy(config: TrainConfig, previewer: Previewer) -> ScalePolicy:
-    """The policy that a run begins with, for a previewer's features; the same on every process."""
-    sizes = {name: getattr(config, name) for name in ("width", "heads", "layers", "expansion")}
-    widths = {"visual_width": previewer.visual_width, "text_width": previewer.text_width}
-    module = FrameModuleConfig(**widths, **sizes, summary=previewer.summary)
-    about = {"preview_source": previewer.source, "preview_tokens": config.preview_tokens}
+    """The policy at the start of a run, for a previewer's features; the same on every process."""
+    sizes = (config.width, config.heads, config.layers, config.expansion)
+    module = FrameModuleConfig(previewer.visual_width, previewer.text_width, *sizes, summary=previewer.summary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        policy = ScalePolicy(PolicyConfig(module, config.preview, **about, scale_range=config.scale_range))
+        about = (config.preview, previewer.source, config.preview_tokens, config.scale_range)
+        policy = ScalePolicy(PolicyConfig(module, *about))
     if config.start_from:
         first = ScalePolicy.from_pretrained(config.start_from)
         if first.config.module != module:
-            raise ValueError(
-                f"{config.start_from} has other sizes than this run: {first.config.module}, not {module}. Give its own "
-                "preview, preview_summary, width, heads, layers and expansion"
+            raise PolicyError(
+                f"cannot start from {config.start_from}: its sizes are {first.config.module}, those of this run "
+                f"{module}; use its preview, preview_summary, width, heads, layers and expansion"
             )
         policy.load_state_dict(first.state_dict())
     return policy.to(previewer.device)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,18 +16,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from allocembed import load_backbone
-from allocembed.cli import app
+from allocembed.backbones.loading import load_backbone
+from allocembed.errors import ConfigError, DataError, OutputError, PolicyError
 from allocembed.policy.scale_policy import ScalePolicy
-from allocembed.rdpo.checkpoint import Progress, read_state, save_state
-from allocembed.rdpo.config import make_config
+from allocembed.rdpo.checkpoint import TrainingProgress, read_state, save_state
+from allocembed.rdpo.config import load_config
 from allocembed.rdpo.log import keep_until
-from allocembed.rdpo.run import Run, train
+from allocembed.rdpo.run import TrainingRun, train
+from tests.command import run
 from tests.small_runs import SMALL, furthest, lines, small, small_trainer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -71,7 +72,7 @@ def test_a_run_leaves_its_best_policy_its_state_its_config_and_its_log(unbroken,
     policy = ScalePolicy.from_pretrained(unbroken / "best")
     assert policy.config.preview_source == str(folder) and policy.config.trained["steps"] in (2, 4)
     assert "validation" in (unbroken / "best" / "README.md").read_text()
-    assert make_config({}, unbroken / "train.toml") == make_config({}, unbroken / "best" / "train.toml")
+    assert load_config(file=unbroken / "train.toml") == load_config(file=unbroken / "best" / "train.toml")
     state = read_state(unbroken / "state")
     assert state["progress"]["step"] == 4 and state["progress"]["skipped"] == 0
     assert [line["step"] for line in lines(unbroken)] == [1, 2, 3, 4]
@@ -82,17 +83,19 @@ def test_a_run_leaves_its_best_policy_its_state_its_config_and_its_log(unbroken,
         assert 0 <= line["hit1"] <= 1
 
 
+@pytest.mark.slow
 def test_the_weights_move_and_the_same_seed_moves_them_the_same_way(unbroken, backbone, tmp_path):
     trainer = small_trainer(backbone, tmp_path / "again")
     fresh = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
     assert furthest(fresh, trainer.mean.state_dict()) == 0
-    Run(trainer).go()
+    TrainingRun(trainer).go()
     assert furthest(fresh, trainer.policy.state_dict()) > 1e-4 < furthest(fresh, trainer.mean.state_dict())
     assert furthest(weights(tmp_path / "again"), weights(unbroken)) == 0
     other = small_trainer(backbone, tmp_path / "other", seed=1)
     assert furthest(other.policy.state_dict(), fresh) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_goes_on_to_the_very_same_weights(unbroken, folder, tmp_path):
     config = small(folder, tmp_path / "killed")
     file = tmp_path / "train.toml"
@@ -109,6 +112,7 @@ def test_a_run_killed_in_the_middle_goes_on_to_the_very_same_weights(unbroken, f
     assert furthest(*best) == 0
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(unbroken, backbone, tmp_path, capsys):
     out = tmp_path / "asked"
 
@@ -116,24 +120,25 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(unbroken, backbon
         if step == 1:
             signal.raise_signal(signal.SIGTERM)
 
-    progress = Run(small_trainer(backbone, out, save_every=100), ask).go()
+    progress = TrainingRun(small_trainer(backbone, out, save_every=100), ask).go()
     assert progress.stopped_by == signal.SIGTERM
     assert progress.step == 2 and read_state(out / "state")["progress"]["step"] == 2
     assert f"allocembed train {out}/train.toml --resume" in capsys.readouterr().err.replace("\n", "")
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert Run(small_trainer(backbone, out, save_every=100)).go(resume=True).step == 4
+    assert TrainingRun(small_trainer(backbone, out, save_every=100)).go(resume=True).step == 4
     assert furthest(weights(out), weights(unbroken)) == 0
 
 
 def test_a_state_that_finds_no_room_is_said_and_leaves_the_old_one(backbone, tmp_path, full_disk):
     trainer = small_trainer(backbone, tmp_path)
     (tmp_path / "state.pt").write_text("old")
-    with pytest.raises(OSError, match=re.escape(full_disk.format(tmp_path / "state.pt"))):
-        save_state(tmp_path, trainer.policy, trainer.mean, trainer.optimiser, Progress(), trainer.config)
+    with pytest.raises(OutputError, match=re.escape(full_disk.format(tmp_path / "state.pt"))):
+        save_state(tmp_path, trainer.parts, TrainingProgress(), trainer.config)
     assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
     assert (tmp_path / "state.pt").read_text() == "old"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_command_that_was_stopped_ends_with_the_signals_status(folder, tmp_path, number, status):
     file = tmp_path / "train.toml"
@@ -144,7 +149,7 @@ def test_a_command_that_was_stopped_ends_with_the_signals_status(folder, tmp_pat
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == status, said
-    assert f"go on with: allocembed train {tmp_path}/run/train.toml --resume" in said
+    assert f"resume it with allocembed train {tmp_path}/run/train.toml --resume" in said
     assert "\nstopped\n" not in said, "it has said so itself"
     made = read_state(tmp_path / "run" / "state")["progress"]
     assert made["step"] == len(lines(tmp_path / "run")) and not made["stopped_by"]
@@ -154,17 +159,18 @@ def test_a_run_may_start_from_another_allocator(unbroken, backbone, tmp_path):
     best = unbroken / "best"
     trainer = small_trainer(backbone, tmp_path, start_from=str(best))
     assert furthest(trainer.policy.state_dict(), ScalePolicy.from_pretrained(best).state_dict()) == 0
-    with pytest.raises(ValueError, match="has other sizes"):
+    with pytest.raises(PolicyError, match="its sizes are"):
         small_trainer(backbone, tmp_path, start_from=str(best), width=64)
 
 
 def test_time_that_is_up_ends_the_run_with_everything_saved(backbone, tmp_path):
     late = {"minutes": 1e-6, "save_every": 100, "validate_every": 100}
-    progress = Run(small_trainer(backbone, tmp_path / "late", **late)).go()
+    progress = TrainingRun(small_trainer(backbone, tmp_path / "late", **late)).go()
     assert progress.step == 1 and progress.best >= 0
     assert ScalePolicy.from_pretrained(tmp_path / "late" / "best").config.trained["steps"] == 1
 
 
+@pytest.mark.slow
 def test_two_processes_with_sharded_weights_make_the_updates_of_one(unbroken, folder, tmp_path):
     # Six examples in mini-batches of four and micro-batches of two: the processes' shares are unequal in every way.
     config = small(folder, tmp_path / "two")
@@ -183,24 +189,25 @@ def test_two_processes_with_sharded_weights_make_the_updates_of_one(unbroken, fo
 
 
 def test_another_run_is_not_overwritten_and_another_config_not_continued(unbroken, backbone):
-    with pytest.raises(ValueError, match=r"holds a run already: go on with allocembed train .*train\.toml --resume"):
-        Run(small_trainer(backbone, unbroken)).go()
-    with pytest.raises(ValueError, match=r"had learning_rate = 5e-05, not 0\.5: resume it with its own train\.toml"):
-        Run(small_trainer(backbone, unbroken, learning_rate=0.5)).go(resume=True)
-    with pytest.raises(ValueError, match="nothing to resume"):
-        Run(small_trainer(backbone, unbroken / "elsewhere")).go(resume=True)
+    with pytest.raises(ConfigError, match=r"holds a run already: resume it with .*train\.toml --resume"):
+        TrainingRun(small_trainer(backbone, unbroken)).go()
+    with pytest.raises(ConfigError, match=r"with learning_rate = 5e-05, not 0\.5; use its own train\.toml"):
+        TrainingRun(small_trainer(backbone, unbroken, learning_rate=0.5)).go(resume=True)
+    with pytest.raises(DataError, match="no saved state"):
+        TrainingRun(small_trainer(backbone, unbroken / "elsewhere")).go(resume=True)
 
 
 def test_a_run_that_saved_nothing_yet_is_not_overwritten_either(unbroken, backbone, tmp_path):
     (tmp_path / "train.toml").write_text((unbroken / "train.toml").read_text())
-    with pytest.raises(ValueError, match="has saved nothing yet"):
-        Run(small_trainer(backbone, tmp_path)).go()
+    with pytest.raises(ConfigError, match="has not saved a state yet"):
+        TrainingRun(small_trainer(backbone, tmp_path)).go()
 
 
+@pytest.mark.slow
 def test_out_and_resume_are_enough_to_go_on(folder, tmp_path):
     train(small(folder, tmp_path / "run", minutes=1e-6))
-    result = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "run"), "--resume", "--minutes", "0"])
-    assert result.exit_code == 0, result.output
+    result = run("train", "--out", tmp_path / "run", "--resume", "--minutes", 0)
+    assert result.returncode == 0, result.stderr
     assert read_state(tmp_path / "run" / "state")["progress"]["step"] == 4
 
 
@@ -214,10 +221,10 @@ def test_a_run_with_relative_paths_goes_on_from_another_folder(folder, tmp_path,
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "model").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
-    given = {"data": "train.jsonl", "videos": "frames", "validation": 2, "budgets": "2f/6", "like_with_like": False}
+    given = {"data": "train.jsonl", "videos": "frames", "validation": 2, "budgets": ["2f/6"], "like_with_like": False}
     config = small(Path("model"), Path("run"), **given, minutes=1e-6)
     train(config)
-    stated = make_config({}, tmp_path / "run" / "train.toml")
+    stated = load_config(file=tmp_path / "run" / "train.toml")
     found = [Path(path).relative_to(tmp_path) for path in (stated.data, stated.videos, stated.backbone)]
     assert [*map(str, found)] == ["train.jsonl", "frames", "model"]
     monkeypatch.chdir(folder)
@@ -229,13 +236,13 @@ def test_a_run_with_relative_paths_goes_on_from_another_folder(folder, tmp_path,
 def test_videos_that_can_not_be_found_are_an_error_before_anything_is_trained(folder, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(f'{{"video": "v{n}", "caption": "text {n}"}}' for n in range(9)))
     given = {"data": str(tmp_path / "train.jsonl"), "like_with_like": False}
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(DataError, match="there is no folder"):
         train(small(folder, tmp_path / "run", videos=str(tmp_path / "nowhere"), **given))
-    with pytest.raises(ValueError, match="none of the videos kept for validation can be read"):
+    with pytest.raises(DataError, match="none of the videos held out for validation can be read"):
         train(small(folder, tmp_path / "run", **given))
     assert not (tmp_path / "run" / "best").exists()
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ValueError, match="has no usable line"):
+    with pytest.raises(DataError, match="has no usable line"):
         train(small(folder, tmp_path / "other", data=str(tmp_path / "empty.jsonl")))
 
 
@@ -260,7 +267,7 @@ def test_tensorboard_gets_the_curves_where_it_is_installed(backbone, tmp_path, m
             written.append("closed")
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    Run(small_trainer(backbone, tmp_path / "run", steps=1)).go()
+    TrainingRun(small_trainer(backbone, tmp_path / "run", steps=1)).go()
     assert written[0] == (str(tmp_path / "run" / "tensorboard"), None) and written[-1] == "closed"
     assert {("step/hit1", 1), ("step/cost", 1), ("validation/hit1", 1), ("uniform/hit1", 0)} <= set(written)
 
@@ -281,9 +288,9 @@ def test_the_command_trains_from_a_jsonl_and_names_what_it_left_out(folder, tmp_
     words = []
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    result = CliRunner().invoke(app, ["train", *words])
-    assert result.exit_code == 0, result.output
-    assert "left out" in result.output and "nowhere" in result.output
+    result = run("train", *words)
+    assert result.returncode == 0, result.stderr
+    assert "1 lines or videos were skipped" in result.stderr and "nowhere" in result.stderr
     assert (tmp_path / "run" / "best" / "model.safetensors").is_file()
 
 
@@ -295,12 +302,15 @@ def test_an_allocator_on_smolvlm2_previews_trains_too(folder, smol_folder, tmp_p
     assert ScalePolicy.from_pretrained(tmp_path / "run" / "best").config.preview == "smolvlm2"
 
 
-def test_the_commands_help_is_the_configs_docstrings_and_unknown_options_get_the_nearest():
-    shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "250"}).output
+def test_the_commands_help_is_the_docstrings_of_the_config_and_unknown_options_get_the_nearest():
+    shown = run("train", "--help").stdout
     for text in ("--rollouts", "K, the allocations sampled for each example.", "--no-confidence", "--resume"):
         assert text in shown
-    wrong = CliRunner().invoke(app, ["train", "--rolouts", "3"])
-    assert wrong.exit_code == 2 and "--rollouts" in wrong.output
+    wrong = run("train", "--rolouts", "3")
+    assert wrong.returncode == 2 and "--rollouts" in wrong.stderr
 
 
-# Learning
+def test_global_switches_and_the_lent_backbone_are_as_before(backbone, folder, tmp_path):
+    before = torch.backends.cuda.cudnn_sdp_enabled(), list(warnings.filters), dict(vars(backbone))
+    train(small(folder, tmp_path / "run", steps=1), backbone=backbone)
+    assert (torch.backends.cuda.cudnn_sdp_enabled(), list(warnings.filters), dict(vars(backbone))) == before

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from allocembed import load_backbone, world
-from allocembed.backbones.loading import ASSETS
+from allocembed import world
+from allocembed.backbones.loading import load_backbone
+from allocembed.backbones.registry import ASSETS
 from allocembed.budget import Budget
 from allocembed.policy.scale_policy import ScalePolicy
-from allocembed.rdpo import data
-from allocembed.rdpo.data import TRAINING, VALIDATION, Batch, Example
-from allocembed.rdpo.run import Run
+from allocembed.rdpo.data import world as world_data
+from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, TrainingBatch
+from allocembed.rdpo.run import TrainingRun
 from allocembed.world.timeline import Scene
 from tests.small_runs import furthest, lines, small_trainer
 
@@ -32,7 +33,7 @@ def test_the_mean_of_the_weights_follows_them_and_is_what_is_kept(backbone, tmp_
     def follow(step: int) -> None:
         seen.append({name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()})
 
-    Run(trainer, follow).go()
+    TrainingRun(trainer, follow).go()
     for step, now in enumerate(seen):
         keep = step / (step + 10)  # below 0.9, in the beginning
         wanted = now if wanted is None else {name: keep * wanted[name] + (1 - keep) * now[name] for name in now}
@@ -49,33 +50,33 @@ def test_answers_are_ranked_among_answers_where_that_is_asked_for(backbone, tmp_
         Example(3, "blue", "What colour?", options=("green", "red")),
         Example(4, "a blue boat"),
     ]
-    batch = Batch(examples, [], Budget())
+    batch = TrainingBatch(examples, [], Budget())
     trainer = small_trainer(backbone, tmp_path)
-    options = trainer._options(batch, beyond=batch.targets)
+    options = trainer.options(batch, beyond=batch.targets)
     assert options.texts == ["green"]
-    apart = trainer._negatives(batch, range(4), batch.targets + options)
+    apart = trainer.negatives(batch, range(4), batch.targets + options)
     assert apart.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 0, 1, 0], [1, 0, 0, 0, 1], [0, 1, 0, 0, 0]]
     mixed = small_trainer(backbone, tmp_path, like_with_like=False)
-    assert not len(mixed._options(batch, beyond=batch.targets))
-    assert torch.equal(mixed._negatives(batch, range(4), batch.targets), ~torch.eye(4, dtype=torch.bool))
+    assert not len(mixed.options(batch, beyond=batch.targets))
+    assert torch.equal(mixed.negatives(batch, range(4), batch.targets), ~torch.eye(4, dtype=torch.bool))
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(backbone, tmp_path, monkeypatch):
     trainer = small_trainer(backbone, tmp_path / "nan", steps=2)
-    score, seen = trainer._score, []
+    score, seen = trainer.score, []
 
     def fail_first(*given):
         return score(*given) * (1.0 if seen else float("nan"))
 
-    monkeypatch.setattr(trainer, "_score", fail_first)
+    monkeypatch.setattr(trainer, "score", fail_first)
     before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
-    progress = Run(trainer, lambda step: seen.append(furthest(before, trainer.policy.state_dict()))).go()
+    progress = TrainingRun(trainer, lambda step: seen.append(furthest(before, trainer.policy.state_dict()))).go()
     assert seen[0] == 0 and 0 < seen[1] < 0.01
     assert progress.skipped == 2 == lines(tmp_path / "nan")[0]["skipped"]  # both updates of the first step
 
 
 def test_soft_rollouts_may_cost_more_than_the_budget(backbone, tmp_path):
-    trainer = small_trainer(backbone, tmp_path, budget_mode="soft", cost="scale", budgets="2f/7")
+    trainer = small_trainer(backbone, tmp_path, budget_mode="soft", cost="scale", budgets=["2f/7"])
     batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
     assert trainer.step(batch, 0)["cost"] > 1
     assert trainer.validate(trainer.prepare(VALIDATION, 0))["cost"] <= 1
@@ -95,37 +96,38 @@ def test_the_corpus_may_be_embedded_as_it_is_drawn_or_once(backbone, tmp_path, m
     drawn = small_trainer(backbone, tmp_path)
     assert kept.bank is not None and drawn.bank is None
     batch = kept.source.finish(kept.prepare(TRAINING, 0), kept.device)
-    (names, one), (same, other) = (trainer._candidates(batch, 5) for trainer in (kept, drawn))
+    (names, one), (same, other) = (trainer.candidates(batch, 5) for trainer in (kept, drawn))
     assert names == same and len(names) >= 6 + 8 and (one - other).abs().max() < 1e-5
     none = small_trainer(backbone, tmp_path, global_negatives=0, like_with_like=False)
-    assert len(none._candidates(batch, 5)[0]) == 6
+    assert len(none.candidates(batch, 5)[0]) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NANO.is_dir(), reason="needs the trained nano-qwen3")
 def test_rdpo_learns_to_give_events_more_than_empty_scenes(tmp_path, monkeypatch):
     # One event a video, between black, blur and empty places: which chunks matter is easy to see.
     scenes = {Scene.BLACK: 1.0, Scene.PLACE: 1.0, Scene.BLUR: 0.5}
     easy = {"word_size": (0.12, 0.145), "object_size": (0.2, 0.42), "object_skew": 1.0}
     config = replace(world.SHORT, events=(1, 1), event_length=(0.3, 0.3), mixture=scenes, **easy)
-    monkeypatch.setattr(data, "draw_timelines", lambda seed, count: world.draw(count, seed, config=config))
+    monkeypatch.setattr(world_data, "draw_timelines", lambda seed, count: world.draw(count, seed, config=config))
     torch.set_num_threads(2)
     backbone = load_backbone(NANO, device="cpu")
-    changes = {"steps": 8, "examples": 12, "rollouts": 8, "mini_batch": 6, "micro_batch": 6, "budgets": "1f/8"}
-    changes |= {"reward": "validated", "mixture": "1,0,0", "learning_rate": 2e-3, "width": 64, "validation": 24}
+    changes = {"steps": 8, "examples": 12, "rollouts": 8, "mini_batch": 6, "micro_batch": 6, "budgets": ["1f/8"]}
+    changes |= {"reward": "validated", "mixture": [1, 0, 0], "learning_rate": 2e-3, "width": 64, "validation": 24}
     trainer = small_trainer(backbone, tmp_path / "learns", **changes, pool=128, global_negatives=64)
     held = trainer.prepare(VALIDATION, 0)
     batch = trainer.source.finish(held, trainer.device)
     (videos,) = batch.videos
-    shown = world.events_at(held.timelines, held.indices / 479)[:, videos.pairs] >= 0
-    view = trainer._look(videos, batch)
+    shown = world.events_at(held.timelines, held.indices / 479)[:, videos.chunks(2)] >= 0
+    inputs = trainer.look(videos, batch)
 
     def scales() -> tuple[float, float]:
         """Mean scale of the chunks that show an event, and of those that do not."""
-        alpha, beta = trainer._shapes(trainer.policy, [view])[0]
+        alpha, beta = trainer.shapes(trainer.policy, [inputs])[0]
         chosen = 0.2 + 1.6 * (alpha / (alpha + beta)).numpy()
         return float(chosen[shown.any(-1)].mean()), float(chosen[~shown.any(-1)].mean())
 
     assert abs(np.subtract(*scales())) < 0.1
-    Run(trainer).go()
+    TrainingRun(trainer).go()
     event, empty = scales()
     assert event > empty + 0.15

@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 import torch
 
+from allocembed.rdpo.config import RewardOptions
 from allocembed.rdpo.rewards import (
-    RewardOptions,
     Scores,
     group_advantage,
     mean_negative,
@@ -216,8 +216,8 @@ def test_token_cost_is_finite_where_both_ends_of_the_range_give_the_same_grids()
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("reward", "rank", "take one of validated, success, gap"),
-        ("efficiency_weight", -0.1, r"0 \(off\) or more"),
+        ("reward", "rank", "must be validated, success or gap"),
+        ("efficiency_weight", -0.1, "0 or more"),
         ("tau", 0.0, "tau must be greater than 0"),
         ("epsilon", float("nan"), "epsilon must be greater than 0"),
     ],

@@ -1,4 +1,4 @@
-"""The recipes that train allocators, in miniature: that they run through and write what they promise."""
+"""The recipes that train allocators, in miniature: they run and write what they promise."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from allocembed.policy.scale_policy import ScalePolicy
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def run_recipe(monkeypatch, name: str, *words: object) -> None:
@@ -17,6 +17,7 @@ def run_recipe(monkeypatch, name: str, *words: object) -> None:
     __import__(name).main()
 
 
+@pytest.mark.slow
 def test_the_nano_allocator_is_trained_checked_and_written_for_shipping(monkeypatch, tmp_path, capsys):
     out = tmp_path / "run"
     run_recipe(monkeypatch, "nano_allocator", "--out", out, "--methods", "uniform", "--set", "steps=1")
@@ -28,12 +29,13 @@ def test_the_nano_allocator_is_trained_checked_and_written_for_shipping(monkeypa
     assert "learned, qa" in card and str(tmp_path) not in card
 
 
+@pytest.mark.slow
 def test_ablations_become_a_table_and_finished_rows_are_kept(monkeypatch, tmp_path, capsys):
     words = ("--out", tmp_path, "--set", "steps=1", "--rows", "Full RDPO; w/o Global Negatives")
     run_recipe(monkeypatch, "ablations", *words)
     rows = json.loads((tmp_path / "ablations.json").read_text())
     assert [row["row"] for row in rows] == ["Full RDPO", "w/o Global Negatives"]
-    assert all(row["projected"]["cost"] <= 1 < row["wishes"]["cost"] for row in rows)
+    assert all(row["projected"]["cost"] <= 1 < row["requested"]["cost"] for row in rows)
     assert "| w/o Global Negatives |" in capsys.readouterr().out
     changed = tmp_path / "full-rdpo" / "row.json"
     changed.write_text(changed.read_text().replace("Full RDPO", "kept"))
@@ -47,5 +49,5 @@ def test_the_ablations_are_the_papers_seven_rows(monkeypatch):
 
     assert len(ablations.PAPER) == 7 and next(iter(ablations.PAPER.values())) == {}
     assert all(len(changes) == 1 for changes in list(ablations.PAPER.values())[1:])
-    with pytest.raises(SystemExit, match="there is no row 'x'"):
+    with pytest.raises(SystemExit, match="unknown row 'x'"):
         ablations.chosen_rows("x")

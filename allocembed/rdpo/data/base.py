@@ -1,0 +1,102 @@
+"""Examples and batches of a training step, and the interface of their sources.
+
+Everything a source gives depends on the seed and the step alone, so every process, and a resumed run, sees the same.
+`prepare` is the host's part, run ahead in a thread; `finish` puts the frames on the device.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allocembed.budget import Budget, chunk_frames
+from allocembed.rdpo.negatives import TextPool
+
+# Independent random streams; they also differ from those of the nano backbones' training and of NanoRet's test videos.
+TRAINING, VALIDATION, CORPUS = 271_828_001, 271_828_002, 271_828_003
+
+
+@dataclass(frozen=True)
+class Example:
+    """The target text of a video, and the question about the video, if any."""
+
+    sample: Hashable
+    target: str
+    question: str | None = None
+    query: bool = False
+    """Whether the target is a search sentence, embedded with the backbone's query instruction, not an answer."""
+    options: tuple[str, ...] = ()
+    """Wrong answers that the question comes with."""
+
+
+@dataclass(frozen=True, eq=False)
+class VideoBatch:
+    """Sampled videos of one frame size and frame count."""
+
+    members: np.ndarray
+    """(b,) their numbers among the step's examples."""
+    frames: Tensor
+    """(b, T, 3, H, W) uint8."""
+    times: np.ndarray
+    """(b, T) seconds."""
+    totals: np.ndarray
+    """(b,) frames in each source."""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def chunks(self, frames_per_chunk: int) -> np.ndarray:
+        """(C, frames_per_chunk) frames of each chunk."""
+        return np.array(chunk_frames(np.arange(self.frames.shape[1]), frames_per_chunk))
+
+    def seconds(self, frames_per_chunk: int) -> np.ndarray:
+        """(b, C) mean time of each chunk's frames."""
+        return self.times[:, self.chunks(frames_per_chunk)].mean(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingBatch:
+    """The examples of one step on all processes, and the videos of this process."""
+
+    examples: list[Example]
+    videos: list[VideoBatch]
+    budget: Budget
+
+    @property
+    def answers(self) -> frozenset[str]:
+        """Targets that answer a question, and the options beside them."""
+        asked = (example for example in self.examples if example.question is not None)
+        return frozenset(text for example in asked for text in (example.target, *example.options))
+
+    @property
+    def targets(self) -> TextPool:
+        return TextPool([example.sample for example in self.examples], [example.target for example in self.examples])
+
+    def questions(self, videos: VideoBatch) -> list[str | None]:
+        """The question about each of these videos."""
+        return [self.examples[member].question for member in videos.members.tolist()]
+
+
+class Source(ABC):
+    """Where examples come from."""
+
+    corpus: TextPool
+    """Texts from which global negatives are drawn."""
+    queries: frozenset[str]
+    """Texts of the corpus that are search sentences."""
+    answers: frozenset[str]
+    """Texts of the corpus that answer a question."""
+    skipped: list[str]
+    """What could not be read, with the reason."""
+
+    @abstractmethod
+    def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> Any:
+        """The host's part of a batch of `count` examples from the stream TRAINING or VALIDATION."""
+
+    @abstractmethod
+    def finish(self, prepared: Any, device: torch.device) -> TrainingBatch:
+        """The batch, with the frames of the examples `mine` on the device."""
