@@ -1,14 +1,16 @@
-"""Search your own videos: an index on disk, sentences in, moments out.
+"""Search your own videos: an index on disk, sentences in, moments out. Importing this does not import torch.
 
->>> from allocembed.search import VideoIndex                                  # doctest: +SKIP
->>> index = VideoIndex.create("my.index", "qwen3-vl-embedding-2b")            # doctest: +SKIP
->>> index.add(["Videos"])                                                     # doctest: +SKIP
->>> index.search("a dog jumps into a lake")[0]                                # doctest: +SKIP
+>>> from allocembed import EmbedConfig
+>>> from allocembed.search import VideoIndex
+>>> index = VideoIndex.create("my.index", EmbedConfig())         # doctest: +SKIP
+>>> index.add(["Videos"])                                        # doctest: +SKIP
+>>> index.search("a dog jumps into a lake")[0]                   # doctest: +SKIP
 """
 
-from allocembed.search.adding import Added
-from allocembed.search.errors import SearchError
+from allocembed.errors import SearchError
+from allocembed.search.files import FileEntry
 from allocembed.search.index import Hit, VideoIndex
-from allocembed.search.settings import Settings
+from allocembed.search.indexing import IndexReport
+from allocembed.search.settings import IndexSettings
 
-__all__ = ["Added", "Hit", "SearchError", "Settings", "VideoIndex"]
+__all__ = ["FileEntry", "Hit", "IndexReport", "IndexSettings", "SearchError", "VideoIndex"]

@@ -1,54 +1,54 @@
-"""Cuts a moment out of a video without re-encoding: the packets are copied as they are, sound included.
+"""Cut a moment out of a video without re-encoding: the packets are copied as they are, sound included.
 
 A copy can only begin where decoding can, so it starts at the last keyframe before the moment.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
-from allocembed.output import whole_file
-from allocembed.search.errors import SearchError
+import av
+from av.error import FFmpegError
+
+from allocembed.errors import SearchError
+from allocembed.output.files import whole_file
 from allocembed.search.files import is_there
 
-# Containers that can be written with what they usually hold, by FFmpeg's names for them; all others go into Matroska,
-# which holds anything.
-KEPT = {".mp4": "mp4", ".m4v": "ipod", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
+# Containers that hold what they usually hold, by FFmpeg's names; everything else goes into Matroska, which holds all.
+CONTAINERS = {".mp4": "mp4", ".m4v": "ipod", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 
 
 def cut(source: str | Path, start: float, end: float, folder: Path, name: str) -> tuple[Path, float]:
-    """Writes `start` to `end` seconds of a video as `name` in a folder; returns the file and where it really begins."""
-    import av
-
+    """Write `start` to `end` seconds of a video as `name` in a folder; return the file and its actual beginning."""
     source = Path(source)
-    suffix = source.suffix.lower() if source.suffix.lower() in KEPT else ".mkv"
+    suffix = source.suffix.lower() if source.suffix.lower() in CONTAINERS else ".mkv"
     target = folder / f"{name}{suffix}"
     if not is_there(source):
         raise SearchError(
-            f"{source} is gone or its folder closed: run allocembed index again, with --prune to forget it"
+            f"cannot cut {source}: it is gone or its folder cannot be entered; run allocembed index again, "
+            "with --prune to forget it"
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with whole_file(target) as scratch:
-            begin = _copy(av, source, start, end, scratch, KEPT[suffix])
-    except (av.error.FFmpegError, OSError) as error:
-        # What the system said, which `whole_file` puts into a sentence of its own where the disk is full.
-        said = getattr(error.__cause__ or error, "strerror", None) or error
-        raise SearchError(f"{source} could not be cut ({said}): check the file, and the space for {target}") from error
+            begin = copy_packets(source, start, end, scratch, CONTAINERS[suffix])
+    except (FFmpegError, OSError) as error:
+        cause = error.strerror or error
+        raise SearchError(f"cannot cut {source}: {cause}; check the file, and the space for {target}") from error
     return target, begin
 
 
-def _copy(av, source: Path, start: float, end: float, target: Path, container: str) -> float:
+def copy_packets(source: Path, start: float, end: float, target: Path, container: str) -> float:
+    """Copy the packets of the best video stream and the first sound stream; return the second of the first frame."""
     with (
         av.open(str(source), options={"protocol_whitelist": "file"}, metadata_errors="ignore") as given,
         av.open(str(target), "w", format=container) as made,
     ):
-        video = given.streams.best("video")
+        video: Any = given.streams.best("video")
         chosen = [video, *(stream for stream in given.streams.audio[:1] if stream.codec_context is not None)]
         copies = {stream.index: made.add_stream_from_template(stream) for stream in chosen}
         origin = (video.start_time or 0) * video.time_base
         given.seek(int((start + origin) / video.time_base), stream=video)
-        first = None
+        first, begin = None, 0.0
+        packet: Any
         for packet in given.demux(chosen):
             if packet.dts is None or packet.pts is None:
                 continue
@@ -56,8 +56,7 @@ def _copy(av, source: Path, start: float, end: float, target: Path, container: s
             if first is None:
                 if packet.stream is not video or not packet.is_keyframe:
                     continue
-                first = packet.dts * packet.time_base
-                begin = seconds
+                first, begin = packet.dts * packet.time_base, seconds
             if packet.stream is video and packet.dts * packet.time_base - origin > end:
                 break
             if packet.dts * packet.time_base < first or seconds > end + 1:
@@ -67,5 +66,5 @@ def _copy(av, source: Path, start: float, end: float, target: Path, container: s
             packet.stream = copies[packet.stream.index]
             made.mux(packet)
     if first is None:
-        raise SearchError(f"{source} has no keyframe from {start:.1f} s on: nothing could be copied")
+        raise SearchError(f"cannot cut {source}: it has no keyframe after {start:.1f} s; choose an earlier moment")
     return max(0.0, begin)

@@ -1,4 +1,4 @@
-"""Finds videos in folders and tells by their content whether two files are the same."""
+"""Find videos in folders, and recognise files by their content."""
 
 from __future__ import annotations
 
@@ -7,62 +7,77 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
-from allocembed.search.errors import SearchError
-from allocembed.video import is_video
+from allocembed.errors import SearchError
+from allocembed.video.clip import is_video
 
 BLOCK = 65_536
-BLOCKS = 64  # 4 MB of a file are looked at, so that a terabyte of renamed videos is recognised in minutes
+BLOCKS = 64  # 4 MB of a file are read, so that a terabyte of renamed videos is recognised in minutes
+DANGLING = "a link to a file that does not exist; restore the file, or remove the link"
+NOT_REGULAR = "not a regular file; only files can be indexed"
+NOT_UTF8 = "its name is not valid UTF-8; rename it"
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file on disk: its absolute path, size and time of change."""
+class FileEntry:
+    """A file on disk and what the index knows about it."""
 
     path: str
-    size: int
-    changed: int
-    """Nanoseconds, as the file system has them."""
-    dangling: bool = False
-    """Whether it is a link to a file that is not there."""
+    """Absolute."""
+    video: str = ""
+    """Fingerprint of the content, if the file could be read."""
+    size: int = 0
+    changed: int = 0
+    """Time of the last change in nanoseconds."""
+    duration: float = 0.0
+    width: int = 0
+    height: int = 0
+    error: str = ""
+    """Why the file has no vectors; empty if it has."""
+
+    def same_file(self, other: FileEntry) -> bool:
+        """Whether size and time of change are equal."""
+        return (self.size, self.changed) == (other.size, other.changed)
 
 
-def find_videos(sources: Iterable[str | Path]) -> tuple[list[Found], dict[str, str]]:
-    """All videos in folders, by their suffix and in order, and the files that were named themselves.
+def find_videos(sources: Iterable[str | Path]) -> tuple[list[FileEntry], dict[str, str]]:
+    """List the given files and, in order, all files in the given folders with a video suffix.
 
-    Hidden files and folders are passed over. A link is followed to a file but not to a folder, so that none is walked
-    in circles; one that leads nowhere is found as such. The second result is what can't be looked into, and why.
+    Hidden files and folders are skipped. Links to files are followed, links to folders are not, because they may form
+    cycles. Entries that can never be opened have an `error`. The second result maps paths that cannot be looked at to
+    the reason.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, FileEntry] = {}
     unread: dict[str, str] = {}
 
-    def refused(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # else it went as we looked
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # else it was deleted meanwhile
             unread[str(Path(error.filename).absolute())] = cannot_read(error)
 
     for source in map(Path, sources):
         if not source.exists():
             raise SearchError(f"{source}: no such file or folder; check the path")
-        for path in _walk(source, refused) if source.is_dir() else [source]:
+        for path in _walk(source, refuse) if source.is_dir() else [source]:
             absolute = str(path.absolute())
             try:
                 absolute.encode()
                 status = path.stat()
             except UnicodeEncodeError:
-                continue  # a name that is no text
+                unread[os.fsencode(absolute).decode(errors="replace")] = NOT_UTF8
             except PermissionError as error:
-                refused(error)  # its folder may be listed, but not entered
-                continue
+                refuse(error)  # its folder can be listed, but not entered
             except OSError:
-                if path.is_symlink():  # else it went as we looked
-                    found[absolute] = Found(absolute, 0, 0, dangling=True)
-                continue
-            found[absolute] = Found(absolute, status.st_size, status.st_mtime_ns)
+                if path.is_symlink():  # else it was deleted meanwhile
+                    found[absolute] = FileEntry(absolute, error=DANGLING)
+            else:
+                cause = "" if S_ISREG(status.st_mode) else NOT_REGULAR
+                found[absolute] = FileEntry(absolute, size=status.st_size, changed=status.st_mtime_ns, error=cause)
     return list(found.values()), unread
 
 
-def _walk(folder: Path, refused: Callable[[OSError], None]) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder, onerror=refused):
+def _walk(folder: Path, refuse: Callable[[OSError], None]) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if is_video(name) and not name.startswith("."):
@@ -75,7 +90,7 @@ def cannot_read(error: OSError) -> str:
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether a file can be reached: not where it is gone, nor in a folder that may not be entered."""
+    """Whether a file exists and its folder can be entered."""
     try:
         return Path(path).is_file()
     except OSError:
@@ -83,10 +98,10 @@ def is_there(path: str | Path) -> bool:
 
 
 def fingerprint(path: str | Path) -> str:
-    """32 hex digits that say what is in a file: its size and up to 64 blocks of it, spread evenly, ends included.
+    """32 hex digits that identify the content: the size and up to 64 blocks, spread evenly, both ends included.
 
-    A file of up to 4 MB is read whole. In a longer one, an edit that keeps the size to the byte and touches none of
-    the blocks would pass unnoticed; what re-encodes or re-muxes a video changes its header or its tail.
+    A file of up to 4 MB is read whole. In a larger one, an edit that keeps the exact size and touches none of the
+    blocks is not noticed; re-encoding or re-muxing a video always changes its header or its end.
     """
     digest = hashlib.blake2b(digest_size=16)
     with Path(path).open("rb") as file:

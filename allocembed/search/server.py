@@ -1,35 +1,29 @@
-"""The page and its JSON: FastAPI over one index, made to be left running.
+"""The search page and its JSON interface: FastAPI over one index, made for long running.
 
-Files are served by the id of their content and only while they are what was indexed; no request names a path. Nothing
-is taken but short GETs. Searches wait for one another in a short line; whoever would make it longer is told to come
-back, and a slow reader of a video holds nobody up.
+Files are served by the id of their content, and only while they are unchanged; no request names a path. Only short GET
+requests are accepted. Searches wait for each other in a queue of limited length; further ones get a 503. A slow
+download of a video delays nobody else.
 """
-
-from __future__ import annotations
 
 import hashlib
 import hmac
 import ipaddress
-import json
 import math
 import mimetypes
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-
-from allocembed.backbones.base import BackboneError
+from allocembed import __version__
+from allocembed.errors import AllocEmbedError, MissingDependency, SearchError
 from allocembed.film import scale_colour
-from allocembed.options import stderr
-from allocembed.search.errors import SearchError
+from allocembed.output.console import stderr
+from allocembed.search.files import FileEntry
 from allocembed.search.index import LONGEST_QUERY, Hit, VideoIndex
-from allocembed.search.store import INSTALL, quote
 
 try:
     import uvicorn
@@ -38,38 +32,38 @@ try:
     from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 except ImportError as error:
-    raise SearchError(f"the page needs FastAPI and uvicorn, which are not installed: {INSTALL}") from error
+    raise MissingDependency("the search page", "FastAPI and uvicorn", "search") from error
 
-WAITING = 16  # searches that may wait or run at a time
+WAITING = 16  # searches that may wait or run at the same time
 CONNECTIONS = 256
 COOKIE = "allocembed_token"
 LOCAL = ["localhost", "127.0.0.1", "::1", "[::1]", "testserver"]
 HEADERS = {
-    # The page's script and style are in the page itself; nothing is ever loaded from elsewhere.
+    # The page contains its script and style; nothing is loaded from other sites.
     "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' "
     "'unsafe-inline'; img-src 'self'; media-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 VideoId = Annotated[str, PathParameter(pattern="^[0-9a-f]{32}$", description="Id of a video, from a search.")]
-Top = Annotated[int, Query(ge=1, le=100, description="How many videos at most.")]
-MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Leave out what scores lower.")]
+Top = Annotated[int, Query(ge=1, le=100, description="Most videos to return.")]
+MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Lowest score to return.")]
 
 
 def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
-    """The application over an index; with a token, only those who bring it are let in."""
-    # FastAPI's own pages load scripts from elsewhere; /openapi.json says the same without.
-    app = FastAPI(title="AllocEmbed search", version=version("allocembed"), docs_url=None, redoc_url=None)
-    line = _Line(WAITING)
-    secret = _digest(token or "")  # what the cookie holds: it is plain ASCII, and it is not the token
+    """The application over an index. With a token, each request must bring it."""
+    # FastAPI's own pages load scripts from other sites; /openapi.json has the same content.
+    app = FastAPI(title="AllocEmbed search", version=__version__, docs_url=None, redoc_url=None)
+    queue = _SearchQueue(WAITING)
+    secret = _digest(token or "")  # value of the cookie: plain ASCII, and not the token itself
 
     @app.middleware("http")
     async def guard(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
         keys = (_digest(request.query_params.get("token") or _bearer(request)), request.cookies.get(COOKIE, ""))
-        welcome = any(hmac.compare_digest(key.encode(), secret.encode()) for key in keys)
-        if token and not welcome:
-            said = "a token is needed: open the page with ?token=…, or send it as a bearer header"
-            response: Response = JSONResponse({"detail": said}, status_code=401)
+        admitted = any(hmac.compare_digest(key.encode(), secret.encode()) for key in keys)
+        if token and not admitted:
+            detail = "a token is needed: open the page with ?token=…, or send it as a bearer header"
+            response: Response = JSONResponse({"detail": detail}, status_code=401)
         else:
             response = await proceed(request)
             if token and request.query_params.get("token"):
@@ -78,11 +72,10 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
         return response
 
     if not token:
-        # Without a token only this machine may ask, and no web page may through a name that points at it.
+        # Without a token only this machine is served, and no web site that has a name for its address.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)
 
-    @app.exception_handler(BackboneError)
-    @app.exception_handler(SearchError)
+    @app.exception_handler(AllocEmbedError)
     async def explain(request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, status_code=400)
 
@@ -101,58 +94,58 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
         top: Top = 12,
         min_score: MinScore = None,
     ) -> list[dict[str, Any]]:
-        """Videos that fit a sentence, best first, each with its best moment."""
-        with line.place():
+        """Videos that match a sentence, best first, each with its best moment."""
+        with queue.place():
             return [_as_json(hit) for hit in index.search(q, top=top, min_score=min_score)]
 
     @app.get("/api/videos/{video}/similar")
     def similar(video: VideoId, top: Top = 12, min_score: MinScore = None) -> list[dict[str, Any]]:
-        """Videos like one of the index, which is itself left out."""
-        pieces = index.pieces(video, ("vector",))
-        if not pieces:
+        """Videos like one of the index, without that one."""
+        segments = index.segments(video, "vector")
+        if not segments:
             raise HTTPException(404, "there is no such video in the index")
-        vector = np.asarray(pieces[0]["vector"], np.float32)
-        with line.place():
-            found = index.search_vector(vector, top=top, min_score=min_score, without=video)
+        with queue.place():
+            found = index.search_vector(segments[0].vector, top=top, min_score=min_score, without=video)
             return [_as_json(hit) for hit in found]
 
     @app.get("/api/videos/{video}")
     def describe(video: VideoId) -> dict[str, Any]:
-        """What a video cost, where its tokens went, and when its segments are."""
+        """Cost of a video, where its tokens went, and the times of its segments."""
         file = _file(index, video)
-        pieces = index.pieces(video, ("film",))
-        film = json.loads(pieces[0]["film"])
-        for chunk in film["chunks"]:
+        whole, *windows = index.segments(video, "film")
+        for chunk in whole.film["chunks"]:
             chunk["colour"] = "#{:02x}{:02x}{:02x}".format(*scale_colour(chunk["scale"]))
         return {
             "video": video,
-            "name": Path(file["path"]).name,
-            **{name: file[name] for name in ("duration", "width", "height")},
-            "film": film,
-            "segments": [{name: piece[name] for name in ("number", "start", "end", "cost")} for piece in pieces[1:]],
-            "cost": sum(piece["cost"] for piece in pieces),
+            "name": Path(file.path).name,
+            **{name: getattr(file, name) for name in ("duration", "width", "height")},
+            "film": whole.film,
+            "segments": [
+                {name: getattr(each, name) for name in ("number", "start", "end", "cost")} for each in windows
+            ],
+            "cost": sum(segment.cost for segment in (whole, *windows)),
         }
 
     @app.get("/api/videos/{video}/film.jpg", response_class=Response)
     def strip(video: VideoId) -> Response:
-        """One frame for every chunk of the whole video, side by side."""
+        """One frame of each chunk of the whole video, side by side."""
         return _picture(index, video, 0)
 
     @app.get("/api/videos/{video}/segments/{number}.jpg", response_class=Response)
     def picture(video: VideoId, number: Annotated[int, PathParameter(ge=1, le=100_000)]) -> Response:
-        """The frame of a segment that got the most tokens."""
+        """The frame of a segment with the most tokens."""
         return _picture(index, video, number)
 
     @app.get("/api/videos/{video}/file", response_class=FileResponse)
     def file(video: VideoId) -> FileResponse:
-        """The video file itself; parts of it by range requests."""
-        row = _file(index, video)
-        path = Path(row["path"])
+        """The video file; parts of it by range requests."""
+        entry = _file(index, video)
+        path = Path(entry.path)
         try:
             status = path.stat()
         except OSError as error:
             raise HTTPException(410, "the file is gone from the disk; index again to forget it") from error
-        if (status.st_size, status.st_mtime_ns) != (row["size"], row["changed"]):
+        if (status.st_size, status.st_mtime_ns) != (entry.size, entry.changed):
             raise HTTPException(410, "the file has changed since it was indexed; index again")
         kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
         return FileResponse(path, media_type=kind, headers={"Content-Disposition": "inline"})
@@ -161,10 +154,10 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
 
 
 def run(index: VideoIndex, host: str, port: int, token: str | None) -> None:
-    """Serves until it is stopped."""
+    """Serve until stopped."""
     if not token and not is_loopback(host):
-        raise SearchError(f"{host} can be reached by others: give --token SECRET, or leave --host out")
-    index.embed_query("warm up")  # an index whose model can't be had is refused now, not at the first search
+        raise SearchError(f"{host} can be reached by other machines: add --token SECRET, or leave --host out")
+    index.embed_query("warm up")  # if the model cannot be loaded, this fails now and not at the first search
     config = uvicorn.Config(
         make_app(index, token),
         host=host,
@@ -175,20 +168,20 @@ def run(index: VideoIndex, host: str, port: int, token: str | None) -> None:
         server_header=False,
     )
     server = _Server(config, token)
-    with suppress(SystemExit):  # with which it ends where the port is taken
+    with suppress(SystemExit):  # raised if the port is in use
         server.run()
     if not server.started:
-        raise SearchError(f"{host}:{port} can't be listened at: choose another with --port")
+        raise SearchError(f"cannot listen at {host}:{port}: choose another port with --port")
 
 
 class _Server(uvicorn.Server):
-    """Says where the page is once it can be had."""
+    """Prints the address of the page when it is ready."""
 
     def __init__(self, config: uvicorn.Config, token: str | None) -> None:
         super().__init__(config)
         self.token = token
 
-    async def startup(self, sockets: list | None = None) -> None:
+    async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
@@ -197,17 +190,17 @@ class _Server(uvicorn.Server):
             stderr.print(f"http://{name}:{port}{query}   (Ctrl-C stops it)", soft_wrap=True, markup=False)
 
 
-class _Line:
-    """The line in front of the model: one search runs, a few wait, the rest are sent away."""
+class _SearchQueue:
+    """One search runs, a few wait, further ones are refused."""
 
     def __init__(self, places: int) -> None:
         self.places = threading.BoundedSemaphore(places)
         self.turn = threading.Lock()
 
     @contextmanager
-    def place(self):
+    def place(self) -> Iterator[None]:
         if not self.places.acquire(blocking=False):
-            raise HTTPException(503, "too many searches at a time; try again", headers={"Retry-After": "1"})
+            raise HTTPException(503, "too many searches at the same time; try again", headers={"Retry-After": "1"})
         try:
             with self.turn:
                 yield
@@ -216,7 +209,7 @@ class _Line:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own.
+    """Whether an address can be reached from this machine only.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("example.org")
     (True, True, False, False)
@@ -237,11 +230,11 @@ def _bearer(request: Request) -> str:
 
 
 def _as_json(hit: Hit) -> dict[str, Any]:
-    """A hit without its folders, which are nobody's business on a page."""
+    """A hit without the names of its folders, which visitors need not know."""
     return {**asdict(hit), "path": Path(hit.path).name, "score": 0.0 if math.isnan(hit.score) else hit.score}
 
 
-def _file(index: VideoIndex, video: str) -> dict[str, Any]:
+def _file(index: VideoIndex, video: str) -> FileEntry:
     found = index.files_of([video])
     if video not in found:
         raise HTTPException(404, "there is no such video in the index")
@@ -249,9 +242,9 @@ def _file(index: VideoIndex, video: str) -> dict[str, Any]:
 
 
 def _picture(index: VideoIndex, video: str, number: int) -> Response:
-    rows = index.store.rows(f"video = {quote(video)} and number = {number}", ["picture"])
-    if not rows:
+    picture = index.store.picture(video, number)
+    if picture is None:
         raise HTTPException(404, "there is no such picture in the index")
-    # The id is that of the content, so its pictures never change.
-    kept = {"Cache-Control": "private, max-age=86400, immutable"}
-    return Response(rows[0]["picture"], media_type="image/jpeg", headers=kept)
+    # The id stands for the content, so its pictures never change.
+    headers = {"Cache-Control": "private, max-age=86400, immutable"}
+    return Response(picture, media_type="image/jpeg", headers=headers)

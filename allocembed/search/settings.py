@@ -1,153 +1,131 @@
-"""What an index was made with. It is written into the index, and an index made with anything else is refused.
+"""What an index was made with. It is stored in the index, and vectors made otherwise are refused.
 
-Names alone don't say which weights were used, so the vector of one fixed sentence is kept beside them: a model whose
-vector of it differs is another model, whatever it is called.
+A name does not say which weights were used. So the vector of one fixed sentence is stored too: a model that gives
+another vector is another model, whatever its name.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allocembed.budget import CANDIDATES, Budget
-from allocembed.search.errors import SearchError
+from allocembed import __version__
+from allocembed.backbones.registry import same_model
+from allocembed.config import EmbedConfig, make
+from allocembed.errors import SearchError
 from allocembed.search.segments import parse_segments
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
 
-FORMAT = 1  # of the tables; rises when an older program could not read them
+FORMAT = 2  # of the tables; increased when an older program could not read them
 PROBE = "a red car passes a house by the sea"
-SAME_MODEL = 0.99  # cosine of the probe's vectors; bfloat16 against float32 stays above it
-PLAIN = ("backbone", "allocator", "budget", "candidates", "scale_range", "seek", "segments", "dim")
+SAME_MODEL = 0.99  # cosine of two vectors of the probe; bfloat16 and float32 differ by less
 
 
 @dataclass(frozen=True)
-class Settings:
+class IndexSettings:
     """How every video of an index is embedded."""
 
-    backbone: str
-    allocator: str = "auto"
-    """A method, or the folder or hub id of a learned allocator."""
-    budget: str = "8f"
-    """The most visual tokens for a whole video; a window gets a quarter of it."""
-    candidates: int = CANDIDATES
-    scale_range: tuple[float, float] | None = None
-    seek: str = "exact"
+    config: EmbedConfig = field(default_factory=EmbedConfig)
+    """Settings of a whole video; a window gets a share of the budget."""
     segments: str = "auto"
-    dim: int | None = None
+    """Windows: auto, off, or seconds."""
     probe: tuple[float, ...] = ()
     """The model's vector of `PROBE`."""
     weights: str = ""
-    """Digest of a learned allocator's weights."""
-    version: str = ""
+    """Digest of the weights of a learned allocator's policy; empty for other allocators."""
+    version: str = __version__
     """Of allocembed, when the index was made."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
         parse_segments(self.segments)
-        object.__setattr__(self, "budget", str(Budget.parse(self.budget)))
-        # A relative folder means something else from another one.
-        for name in ("backbone", "allocator"):
-            value = str(getattr(self, name))
-            object.__setattr__(self, name, str(Path(value).resolve()) if Path(value).is_dir() else value)
 
-    def load(self, device: str = "auto", dtype: str = "auto", *, compile: bool = False) -> AllocEmbed:
-        """The embedder that these settings describe."""
-        from allocembed.embedder import AllocEmbed
-
-        return AllocEmbed.from_pretrained(
-            self.backbone,
-            self.allocator,
-            device=device,
-            dtype=dtype,
-            dim=self.dim,
-            compile=compile,
-            budget=self.budget,
-            candidates=self.candidates,
-            scale_range=self.scale_range,
-            seek=self.seek,
-        )
-
-    def completed(self, embedder: AllocEmbed) -> Settings:
-        """The same with what only the loaded models tell: which allocator `auto` is, vectors, digests."""
-        return replace(
-            self,
-            allocator=embedder.allocator.name if self.allocator == "auto" else self.allocator,
+    def completed(self, embedder: AllocEmbed) -> IndexSettings:
+        """A copy with what only the loaded models know: the allocator behind `auto`, the range, probe and digest."""
+        auto = self.config.allocator == "auto"
+        config = replace(
+            self.config,
+            allocator=embedder.allocator.name if auto else self.config.allocator,
             scale_range=embedder.scale_range,
             dim=embedder.backbone.dim,
-            probe=tuple(float(value) for value in _probe(embedder)),
-            weights=_digest(embedder),
-            version=version("allocembed"),
         )
+        probe = tuple(float(value) for value in _probe(embedder))
+        return replace(self, config=config, probe=probe, weights=_policy_digest(embedder))
 
-    def check(self, embedder: AllocEmbed, *, videos: bool = True) -> None:
-        """Refuses an embedder whose vectors don't belong with this index's; `videos=False` asks of its texts only."""
+    def check(self, embedder: AllocEmbed) -> None:
+        """Raise SearchError if the embedder's vectors do not belong with those of this index."""
         probe = _probe(embedder)
         alike = float(np.dot(probe, self.probe)) if len(probe) == len(self.probe) else 0.0
         if alike < SAME_MODEL:
             raise SearchError(
-                f"the index was made with {self.backbone} ({len(self.probe)} dimensions), and {embedder.backbone.name} "
-                f"({len(probe)}) gives other vectors: use that model, or make a new index with --to ANOTHER"
+                f"the index was made with {self.config.backbone} ({len(self.probe)} dimensions), and "
+                f"{embedder.backbone.name} ({len(probe)}) gives other vectors: use that model, or make a new index "
+                "with --to ANOTHER"
             )
-        if videos and self.weights != _digest(embedder):
+        if self.weights != _policy_digest(embedder):
             raise SearchError(
-                f"the index was made with another version of the allocator {self.allocator}: "
-                "put the old one back, or make a new index with --to ANOTHER"
+                f"the index was made with another version of the allocator {self.config.allocator}: "
+                "restore the old one, or make a new index with --to ANOTHER"
             )
+        self.check_config(replace(embedder.config, backbone=self.config.backbone, allocator="auto"))
 
-    def check_given(self, given: dict[str, Any]) -> None:
-        """Refuses options that contradict the index; those that were not given (None) follow it."""
-        from allocembed.backbones.loading import same
-
-        wanted = replace(self, **{name: value for name, value in given.items() if value is not None})
-        for name in PLAIN:
-            old, new = getattr(self, name), getattr(wanted, name)
-            if name == "backbone" and same(old, new):
+    def check_config(self, config: EmbedConfig | None, segments: str | None = None) -> None:
+        """Raise SearchError if settings contradict the index. Those left to their automatic value never do."""
+        differences = {} if config is None else self.config.differences(config)
+        if segments is not None and segments != self.segments:
+            differences["segments"] = (self.segments, segments)
+        for name, (old, new) in differences.items():
+            if new is None or (name == "allocator" and new == "auto") or (name == "backbone" and same_model(old, new)):
                 continue
-            if name == "allocator" and new == "auto":
-                continue
-            if old != new:
-                flag = "range" if name == "scale_range" else name
-                raise SearchError(
-                    f"the index was made with --{flag} {old}, not {new}: vectors made in two ways don't compare. "
-                    f"Leave --{flag} out, or make a new index with --to ANOTHER"
-                )
+            flag = "--" + name.replace("_", "-")
+            raise SearchError(
+                f"the index was made with {flag} {_spell(old)}, not {_spell(new)}: vectors made in two ways cannot be "
+                f"compared. Leave {flag} out, or make a new index with --to ANOTHER"
+            )
 
     def as_json(self) -> str:
         """One line for the index."""
-        return json.dumps(asdict(self))
+        return json.dumps(vars(self) | {"config": self.config.settings()})
 
     @classmethod
-    def from_json(cls, text: str) -> Settings:
-        """Reads that line back; refuses one from a newer program."""
-        stored = json.loads(text)
-        if stored.get("format") != FORMAT:
-            raise SearchError(
-                f"the index has format {stored.get('format')}, and this allocembed {version('allocembed')} reads "
-                f"{FORMAT}: use the version that made it ({stored.get('version')}), or index again"
-            )
-        known = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
-        return cls(**known)
+    def from_json(cls, text: str) -> IndexSettings:
+        """Parse that line; raise SearchError if a newer program wrote it.
+
+        >>> settings = IndexSettings(EmbedConfig(budget="4f"), segments="30", probe=(0.5, 0.5))
+        >>> IndexSettings.from_json(settings.as_json()) == settings
+        True
+        """
+        try:
+            stored: dict[str, Any] = json.loads(text)
+            made_by, number = stored.get("version"), stored.get("format")
+            if number == FORMAT:
+                return make(cls, stored | {"config": EmbedConfig.from_dict(stored["config"])})
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SearchError(f"the settings of the index are damaged ({error}): make a new index") from error
+        raise SearchError(
+            f"the index has format {number}, and allocembed {__version__} reads {FORMAT}: use the version that "
+            f"made it ({made_by}), or index again"
+        )
 
 
 def _probe(embedder: AllocEmbed) -> np.ndarray:
     return embedder.encode_text(PROBE).vector
 
 
-def _digest(embedder: AllocEmbed) -> str:
-    """Short digest of a learned allocator's weights; nothing for a method without any."""
+def _policy_digest(embedder: AllocEmbed) -> str:
     policy = getattr(embedder.allocator, "policy", None)
     if policy is None:
         return ""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(policy.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    from allocembed.digests import weights_digest
+
+    return weights_digest(policy)
+
+
+def _spell(value: Any) -> str:
+    """A setting as it is written on the command line."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

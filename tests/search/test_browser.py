@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from allocembed.config import EmbedConfig
 from allocembed.search import VideoIndex
 from tests.chromium import Chromium
 from tests.world_videos import draw_videos, sentences, write_videos
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
-pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install -e '.[search]'")
+pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
+pytest.importorskip("fastapi", reason="pip install 'allocembed[search]'")
 
 from tests.served import serving
 
+pytestmark = pytest.mark.slow
 VIDEOS = 8
 
 
@@ -36,7 +38,7 @@ def client(browser, timelines, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     (folder / "videos").mkdir()
     write_videos(timelines, folder / "videos")
-    index = VideoIndex.create(folder / "index", "nano-qwen3")
+    index = VideoIndex.create(folder / "index", EmbedConfig("nano-qwen3"))
     index.add([folder / "videos"])
     with serving(index) as made:
         yield made
@@ -98,4 +100,4 @@ def test_it_fits_a_phone_in_the_dark(browser, client):
 
 def test_what_goes_wrong_is_said_on_the_page(browser, client):
     browser.go(f"http://127.0.0.1:{client.port}/?q=%3C%7Cvideo_pad%7C%3E")
-    browser.wait("document.getElementById('status').textContent.includes('take it out of the text')")
+    browser.wait("document.getElementById('status').textContent.includes('remove it from the text')")

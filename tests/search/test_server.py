@@ -4,31 +4,29 @@ import json
 import shutil
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
-from allocembed.embedder import AllocEmbed
 from allocembed.search import SearchError, VideoIndex
 from tests.clips import picture, write_video
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
-pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install -e '.[search]'")
+pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
+pytest.importorskip("fastapi", reason="pip install 'allocembed[search]'")
 
 from tests.served import Client, serving
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory, qwen3_folder) -> VideoIndex:
+def index(tmp_path_factory, config, embedder) -> VideoIndex:
     folder = tmp_path_factory.mktemp("served")
     (folder / "videos").mkdir()
     for number in range(4):
         write_video(folder / "videos" / f"v{number}.mp4", [picture(number * 37 + frame) for frame in range(10)])
     write_video(folder / "videos" / "long.mp4", 300)
     (folder / "secret.mp4").write_text("not indexed")
-    embedder = AllocEmbed.from_pretrained(qwen3_folder, budget="64", candidates=4)
-    made = VideoIndex.create(folder / "index", str(qwen3_folder), embedder=embedder, budget="64", candidates=4)
+    made = VideoIndex.create(folder / "index", config, embedder=embedder)
     made.add([folder / "videos"])
     return made
 
@@ -40,7 +38,7 @@ def client(index):
 
 
 def video_id(index: VideoIndex, name: str) -> str:
-    return next(file["video"] for file in index.files() if Path(file["path"]).name == name)
+    return next(file.video for file in index.files() if Path(file.path).name == name)
 
 
 def test_a_search_gives_hits_without_folders(client, index):
@@ -68,7 +66,7 @@ def test_pictures_are_pictures(client, index):
 
 def test_files_come_whole_or_by_range(client, index):
     path = f"/api/videos/{video_id(index, 'long.mp4')}/file"
-    content = Path(next(file["path"] for file in index.files() if file["path"].endswith("long.mp4"))).read_bytes()
+    content = Path(next(file.path for file in index.files() if file.path.endswith("long.mp4"))).read_bytes()
     whole = client.get(path)
     assert whole.status == 200 and whole.body == content and whole.headers["Content-Type"] == "video/mp4"
     part = client.get(path, {"Range": "bytes=100-299"})
@@ -170,7 +168,7 @@ def test_the_docs_describe_every_endpoint(client):
 
 
 def test_a_file_that_is_gone_or_changed_is_not_served_and_hurts_nobody(client, index, tmp_path):
-    path = Path(next(file["path"] for file in index.files() if file["path"].endswith("v2.mp4")))
+    path = Path(next(file.path for file in index.files() if file.path.endswith("v2.mp4")))
     video = video_id(index, "v2.mp4")
     shutil.copy2(path, tmp_path / "kept")
     path.unlink()
@@ -210,15 +208,8 @@ def test_more_searches_than_the_line_holds_are_sent_away(client, index, monkeypa
     with ThreadPoolExecutor(24) as pool:
         asked = [pool.submit(client.get, "/api/search?q=a") for _ in range(24)]
         assert entered.wait(60)
-        refused = [job for job in asked if _status_soon(job) == 503]
+        refused = [job for job in wait(asked, timeout=2).done if job.result().status == 503]
         leave.set()
         statuses = [job.result().status for job in asked]
     assert 1 <= len(refused) <= statuses.count(503) and statuses.count(200) >= 16 - 1
     assert Client(client.port).search("and on", top=1)
-
-
-def _status_soon(job) -> int | None:
-    try:
-        return job.result(timeout=2).status
-    except TimeoutError:
-        return None

@@ -15,8 +15,9 @@ from allocembed.search import VideoIndex
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
+pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 
+pytestmark = pytest.mark.slow
 KILLS = 10
 BATCH = 5
 # Starting Python and torch takes longer than the work, so one process does that and forks for every run. LanceDB is
@@ -24,11 +25,11 @@ BATCH = 5
 NURSERY = """
 import os, sys, torch, transformers
 torch.set_num_threads(1)
-import allocembed.backbones, allocembed.embedder
+import allocembed.embedder, allocembed.execution.stream
 from transformers import AutoModel, AutoTokenizer, Qwen3VLModel
-from allocembed import cli
-from allocembed.search import adding
-adding.COMMIT_VIDEOS = 2
+from allocembed.cli import main as cli
+from allocembed.search import indexing
+indexing.COMMIT_VIDEOS = 2
 print("ready", flush=True)
 for line in sys.stdin:
     pid = os.fork()
@@ -107,8 +108,8 @@ def test_ten_kills_lose_nothing_and_repeat_nothing(nursery, tmp_path, qwen3_fold
     assert killed >= KILLS // 2, "most of the kills must hit a run that is still working"
     index = VideoIndex.open(place)
     assert not verify(index), "no vector twice, none missing"
-    assert {Path(file["path"]).name for file in index.files()} == {path.name for path in folder.iterdir()}
-    assert all(len(index.pieces(file["video"])) == (3 if file["duration"] > 3 else 1) for file in index.files())
+    assert {Path(file.path).name for file in index.files()} == {path.name for path in folder.iterdir()}
+    assert all(len(index.segments(file.video)) == (3 if file.duration > 3 else 1) for file in index.files())
     info = index.info()
     assert (info["videos"], info["files"], info["failed"]) == (BATCH * (KILLS + 1), BATCH * (KILLS + 1), 0)
 

@@ -1,15 +1,24 @@
 """Search that really finds: the bundled nano model on sixty videos of its world, through the command line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from allocembed.search import VideoIndex
-from tests.test_cli import run
 from tests.world_videos import draw_videos, sentences, write_videos
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
+pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
+
+
+pytestmark = pytest.mark.slow
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "allocembed", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -62,5 +71,6 @@ def test_what_was_spent_is_told_and_within_the_budget(place):
         and info["allocator"] == "learned"
         and info["backbone"] == "nano-qwen3"
     )
-    rows = VideoIndex.open(place).store.rows("number >= 0", ["cost", "budget"])
-    assert all(row["cost"] <= row["budget"] for row in rows) and sum(row["cost"] for row in rows) == info["tokens"]
+    stored = [segment for segments in VideoIndex.open(place).store.segments().values() for segment in segments]
+    assert all(segment.cost <= segment.budget for segment in stored)
+    assert sum(segment.cost for segment in stored) == info["tokens"]

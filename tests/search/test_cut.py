@@ -1,0 +1,53 @@
+"""Cutting moments out of videos."""
+
+import numpy as np
+import pytest
+
+from allocembed.errors import SearchError
+from allocembed.search import cut as cutting
+from allocembed.search.cut import cut
+from tests.clips import read_all, write_video
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.m4v", "a.mov", "a.mkv", "a.avi"])
+def test_a_cut_begins_at_the_keyframe_before_and_is_not_re_encoded(tmp_path, name):
+    path = write_video(tmp_path / name, 100, options={"g": "20", "bf": "0", "sc_threshold": "0"})
+    pictures, _ = read_all(path)
+    made, begin = cut(path, 1.8, 3.0, tmp_path / "out", "one")
+    assert abs(begin - 1.6) < 0.05, "frame 40 of 25 a second is the keyframe before 1.8 s"
+    copied, times = read_all(made)
+    assert np.array_equal(copied, pictures[40 : 40 + len(copied)]), "the pixels are those of the source"
+    assert 75 <= 40 + len(copied) <= 78 and times[0] == 0
+    assert [each.name for each in (tmp_path / "out").iterdir()] == [made.name], "no scratch is left"
+
+
+def test_two_cuts_to_the_same_place_at_once_do_not_clash(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "a.mp4", 100, options={"g": "20", "bf": "0", "sc_threshold": "0"})
+    out = tmp_path / "out"
+    copy, other = cutting.copy_packets, []
+
+    def overtaken(*given):
+        begin = copy(*given)
+        if not other:
+            other.append(True)
+            cut(path, 0, 4, out, "one")
+        return begin
+
+    monkeypatch.setattr(cutting, "copy_packets", overtaken)
+    made, begin = cut(path, 1.8, 3.0, out, "one")
+    assert abs(begin - 1.6) < 0.05 and len(read_all(made)[0]) < 50, "the last to finish wins"
+    assert list(out.iterdir()) == [made]
+
+
+def test_a_cut_that_fails_says_so_and_leaves_the_old_one(tmp_path):
+    (tmp_path / "a.mp4").write_text("no video")
+    (tmp_path / "one.mp4").write_text("old")
+    with pytest.raises(SearchError, match=r"cannot cut .*: Invalid data.*; check the file, and the space for"):
+        cut(tmp_path / "a.mp4", 0, 1, tmp_path, "one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "one.mp4"]
+    assert (tmp_path / "one.mp4").read_text() == "old"
+
+
+def test_a_cut_of_a_file_that_is_gone_says_so(tmp_path):
+    with pytest.raises(SearchError, match="it is gone"):
+        cut(tmp_path / "a.mp4", 0, 1, tmp_path, "one")

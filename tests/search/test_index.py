@@ -1,0 +1,37 @@
+"""Searching an index."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allocembed.search import SearchError
+
+pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
+
+
+def test_queries_without_end_or_content_are_refused(index):
+    for bad, words in (("", "empty"), (" \n", "empty"), ("x" * 1_000_000, "1,000,000 characters")):
+        with pytest.raises(SearchError, match=words):
+            index.search(bad)
+    assert len(index.search("ein Hündchen 🐕 \u202e 走る'; drop table videos; --", top=4)) == 4
+    assert index.search("anything", min_score=1.0) == []
+    scores = [hit.score for hit in index.search("anything", top=100)]
+    assert len(scores) == 9 and scores == sorted(scores, reverse=True)
+
+
+def test_an_example_finds_itself(index, folder):
+    hit = index.search_like(folder / "v3.mp4", top=1)[0]
+    assert Path(hit.path).name == "v3.mp4" and hit.score == pytest.approx(1, abs=1e-4)
+
+
+def test_listing_an_index_imports_no_torch(index):
+    script = f"""
+import sys
+from allocembed.search import VideoIndex
+index = VideoIndex.open({index.store.uri!r})
+print(len(index.files()), index.info()["vectors"], [name for name in ("torch", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "9 11 []\n"

@@ -1,0 +1,52 @@
+"""What an index was made with, and what it refuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from allocembed.embedder import AllocEmbed
+from allocembed.search import IndexSettings, SearchError, VideoIndex
+
+pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"budget": "128"}, "--budget 64, not 128"),
+        ({"allocator": "content"}, "--allocator uniform, not content"),
+        ({"scale_range": (0.5, 1.0)}, "--scale-range 0.2 1.8, not 0.5 1.0"),
+        ({"seek": "keyframe"}, "--seek exact, not keyframe"),
+        ({"start": 3.0}, "--start None, not 3.0"),
+    ],
+)
+def test_settings_that_contradict_the_index_are_named_as_options(index, config, changes, flag):
+    with pytest.raises(SearchError, match=flag):
+        VideoIndex.open(index.store.uri, replace(config, **changes))
+
+
+def test_an_index_refuses_to_be_mixed(index, config, qwen2_folder):
+    place = index.store.uri
+    with pytest.raises(SearchError, match="--segments auto, not 3"):
+        VideoIndex.open(place, segments="3")
+    with pytest.raises(SearchError, match="--backbone"):
+        VideoIndex.open(place, replace(config, backbone=str(qwen2_folder)))
+    with pytest.raises(SearchError, match="gives other vectors"):
+        VideoIndex.open(place, embedder=AllocEmbed.from_config(replace(config, backbone=str(qwen2_folder))))
+    with pytest.raises(SearchError, match="--budget 64, not 32"):
+        VideoIndex.open(place, embedder=AllocEmbed.from_config(replace(config, budget="32")))
+    assert VideoIndex.open(place, replace(config, allocator="uniform")).info() == VideoIndex.open(place).info()
+
+
+def test_another_name_of_the_same_model_is_accepted(tmp_path, index, config, qwen3_folder):
+    (tmp_path / "link").symlink_to(qwen3_folder)
+    VideoIndex.open(index.store.uri, replace(config, backbone=str(tmp_path / "link"), allocator="auto"))
+
+
+def test_settings_of_another_format_or_damaged_ones_are_refused():
+    with pytest.raises(SearchError, match=r"has format 9.*use the version that made it \(5.0\)"):
+        IndexSettings.from_json(json.dumps({"format": 9, "version": "5.0"}))
+    for damaged in ("", "[]", '{"format": 2}', '{"format": 2, "config": {"candidates": "many"}}'):
+        with pytest.raises(SearchError, match="damaged"):
+            IndexSettings.from_json(damaged)

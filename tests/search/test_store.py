@@ -1,0 +1,124 @@
+"""The tables: locks, full disks and large indexes."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allocembed.errors import BackboneError
+from allocembed.search import SearchError, VideoIndex, store
+from allocembed.search.verify import verify
+from tests.clips import picture, write_video
+
+pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
+
+
+def test_a_read_only_index_is_searched_but_not_written(index, folder, monkeypatch):
+    """Root may write anywhere, so the system's refusal is played."""
+    write_video(folder / "new.mp4", 5)
+    before = index.info()
+    real = os.open
+
+    def refuse(path, flags, *rest, **named):
+        if str(path).endswith("indexing.lock"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(SearchError, match="cannot be written"):
+        index.add([folder])
+    assert index.search("anything", top=3) and index.info() == before
+
+
+def test_two_runs_do_not_index_at_once(index, folder):
+    with index.store.locked(), pytest.raises(SearchError, match="another run is indexing"):
+        VideoIndex.open(index.store.uri).add([folder])
+
+
+def test_a_full_disk_is_said_and_loses_nothing(tmp_path, folder, config, embedder):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True)
+    if mount.returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        (disk / "filler").write_bytes(b"x" * _free(disk))
+        with pytest.raises(SearchError, match=r"cannot make the index, .*: its disk is full: make room"):
+            VideoIndex.create(disk / "index", config, embedder=embedder)
+        (disk / "filler").unlink()
+        index = VideoIndex.create(disk / "index", config, embedder=embedder)
+        index.add([folder / "v0.mp4"])
+        (disk / "filler").write_bytes(b"x" * (_free(disk) - 4096))
+        with pytest.raises(SearchError, match="disk is full: make room"):
+            index.add([folder])
+        assert [Path(hit.path).name for hit in index.search("anything", top=5)] == ["v0.mp4"]
+        (disk / "filler").unlink()
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        assert index.add([folder]).embedded == 8 and not verify(index)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def _free(disk: Path) -> int:
+    status = os.statvfs(disk)
+    return status.f_bavail * status.f_frsize
+
+
+def test_a_large_index_is_looked_up_and_searched_approximately(index, folder, monkeypatch):
+    exact = [hit.video for hit in index.search("anything", top=9)]
+    monkeypatch.setattr(store, "LOOKUP_UP_TO", 5)
+    monkeypatch.setattr(store, "EXACT_UP_TO", 5)
+    write_video(folder / "new.mp4", [picture(5000 + frame) for frame in range(10)])
+    assert index.add([folder]).embedded == 1
+    assert index.store.indexed_columns() == {"video", "vector"}
+    assert set(exact) < {hit.video for hit in index.search("anything", top=10)}
+    write_video(folder / "newer.mp4", [picture(6000 + frame) for frame in range(10)])
+    assert index.add([folder]).embedded == 1
+    assert len(index.search("anything", top=20)) == 11, "what came after the index was built is found, too"
+
+
+def test_an_index_is_never_made_over_another(index, config, embedder, monkeypatch):
+    """Two runs that both saw no index: the second looks again when it holds the lock."""
+    before = index.info()
+    with pytest.raises(SearchError, match="already an index"):
+        VideoIndex.create(index.store.uri, config, embedder=embedder)
+    monkeypatch.setattr("allocembed.search.index.exists", lambda uri: False)
+    monkeypatch.setattr(store, "_drop_tables", lambda uri: None)
+    with pytest.raises(SearchError, match="cannot make the index"):
+        VideoIndex.create(index.store.uri, config, embedder=embedder)
+    assert index.info() == before
+
+
+def test_a_second_run_waits_while_the_first_makes_the_index(tmp_path, config, embedder):
+    place = str(tmp_path / "index")
+    with store.locked(place), pytest.raises(SearchError, match="another run is indexing"):
+        VideoIndex.create(place, config, embedder=embedder)
+    assert not Path(place).exists(), "a folder with nothing but a lock is removed"
+
+
+def test_an_index_that_was_never_completed_counts_as_none_and_is_made_again(tmp_path, finished, config, embedder):
+    shutil.copytree(finished, tmp_path / "index")
+    shutil.rmtree(tmp_path / "index" / "about.lance" / "_versions")
+    with pytest.raises(SearchError, match="there is no index"):
+        VideoIndex.open(tmp_path / "index")
+    assert VideoIndex.create(tmp_path / "index", config, embedder=embedder).info()["vectors"] == 0
+
+
+def test_a_failure_to_make_an_index_leaves_no_folder(tmp_path, config):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(BackboneError):
+        VideoIndex.create(tmp_path / "new" / "index", replace(config, backbone=str(tmp_path / "model")))
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(SearchError, match="not an index and not empty"):
+        VideoIndex.create(tmp_path, config)
+
+
+def test_an_empty_index_is_discarded_with_its_folder(empty, folder):
+    assert empty.discard_if_empty() and not Path(empty.store.uri).exists()
+
+
+def test_an_index_with_vectors_is_not_discarded(index):
+    assert not index.discard_if_empty() and index.info()["videos"] == 9
