@@ -1,1 +1,1 @@
-"""Benchmarks: tasks of queries and candidates, scored by Hit@1 and mean rank beside the realised cost."""
+"""Benchmarks: retrieval and question answering on videos, scored by Hit@1 and mean rank beside the realised cost."""

@@ -1,140 +1,202 @@
-"""What to run for the paper's figures and tables: variants of methods with their settings, and what came of them.
+"""Run a benchmark as requested. Nothing here prints; warnings go to the `allocembed` logger.
 
-A sweep over frames (figure 2) keeps the budget of 8 native frames and looks at more and more of the video; Full
-Resolution pays for each frame. A sweep over budgets (figure 5) gives Base 8, 16 and 20 frames and the others three
-times as many candidates for the same tokens. A transfer (table 3) runs one allocator on several backbones.
+    request = BenchmarkRequest(benchmark="mmeb-v2", data=..., tasks=[...], methods=[...], ...)   # checks all names
+    results = run(request, request.load_tasks(), progress=console.progress)   # DataError if files are missing
+    results = run_nano(NanoRequest(...), progress=console.progress)
+
+`progress(title)` is called once per backbone; it returns a context manager whose value has `update(done, total)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from allocembed.allocators import Allocator
-from allocembed.backbones import Backbone
-from allocembed.backbones.loading import same
-from allocembed.benchmarks import report
-from allocembed.benchmarks.comparison import AVERAGE, Comparison
-from allocembed.benchmarks.paper import TRANSFER
-from allocembed.benchmarks.report import TITLES, Layout, summarise
-from allocembed.benchmarks.runner import Outcome, Progress, Results, evaluate
-from allocembed.benchmarks.tasks import Task
+import torch
+from rich.table import Table
+
+from allocembed.allocators.base import Allocator
+from allocembed.allocators.learned import Learned
+from allocembed.allocators.registry import LEARNED, load_allocator
+from allocembed.backbones.base import Backbone
+from allocembed.backbones.loading import load_backbone
+from allocembed.benchmarks import comparison, figures, nano, report
+from allocembed.benchmarks.comparison import Comparison, transfer_lines
+from allocembed.benchmarks.metrics import Score
+from allocembed.benchmarks.page import examples, save_page
+from allocembed.benchmarks.paper import BENCHMARKS
+from allocembed.benchmarks.request import BenchmarkRequest, EvaluationRequest, NanoRequest, short_titles
+from allocembed.benchmarks.runner import evaluate
+from allocembed.benchmarks.sweep import Sweep, make_embedders, sweep_json, sweep_markdown
+from allocembed.benchmarks.tasks import BenchmarkTask
 from allocembed.budget import Budget
-from allocembed.embedder import AllocEmbed
-from allocembed.rdpo.processes import Processes
+from allocembed.config import EmbedConfig
+from allocembed.errors import PolicyError
+from allocembed.execution.distributed import Processes
+from allocembed.output.files import make_room, write_text
 
-FRAMES = (8, 16, 24, 32, 48)
-BUDGETS = {8: 24, 16: 48, 20: 60}
-"""Native frames' worth of tokens, and the candidates that share them."""
+if TYPE_CHECKING:
+    from allocembed.output.console import ProgressLine
 
+    ShowProgress = Callable[[str], AbstractContextManager[ProgressLine]]
 
-@dataclass(frozen=True)
-class Point:
-    """A method at one place of a sweep: mean Hit@1 over the tasks and its cost in units of Base's."""
-
-    x: int
-    hit1: float
-    cost: float
-    over_budget: int
+logger = logging.getLogger("allocembed")
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
-    """One backbone's curves, by method."""
+class CampaignResults:
+    """What a run found and wrote."""
 
-    over: str
-    backbone: str
-    curves: dict[str, list[Point]]
-    outcomes: list[Outcome]
-    failures: list[str]
-    unit: str
-    """What a cost of 1.000× is."""
-
-
-def sweep(
-    over: str,
-    backbone: Backbone,
-    allocators: Mapping[str, Allocator],
-    tasks: Sequence[Task],
-    cache: Path,
-    *,
-    title: str,
-    settings: Mapping[str, object],
-    **running,
-) -> Sweep:
-    """Runs every method at every place of a sweep; `settings` are those of `AllocEmbed`, less what is varied."""
-    fixed = {name: value for name, value in settings.items() if name not in ("budget", "candidates")}
-    places: dict[str, tuple[str, int]] = {}
-    embedders = {}
-    for x in FRAMES if over == "frames" else BUDGETS:
-        varied = {"budget": settings.get("budget", "8f"), "candidates": x}
-        if over == "budgets":
-            varied = {"budget": f"{x}f", "candidates": BUDGETS[x]}
-        for label, allocator in allocators.items():
-            places[f"{label}@{x}"] = label, x
-            embedders[f"{label}@{x}"] = AllocEmbed(backbone, allocator, **varied, **fixed)
-    results = evaluate(embedders, tasks, cache, **running)
-    names = [task.name for task in tasks]
-    curves: dict[str, list[Point]] = {label: [] for label in allocators}
-    for summary in summarise(results.rows, Layout("", {AVERAGE: names}, {name: name for name in names})):
-        label, x = places[summary.method]
-        curves[label].append(Point(x, summary.averages[AVERAGE], summary.cost, summary.over_budget))
-    unit = "1.000× = as many frames at native size as the budget says"
-    if over == "frames":
-        unit = Budget.parse(settings.get("budget", "8f")).unit
-    return Sweep(over, title, curves, results.outcomes, results.failures, unit)
+    first: bool
+    """Whether this is the process that writes; the others have nothing more to report."""
+    json: dict[str, Any] = field(default_factory=dict)
+    markdown: str = ""
+    files: list[Path] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Videos that could not be read."""
+    tables: list[Table] = field(default_factory=list)
+    """NanoRet's tables for a terminal; other results are shown as Markdown."""
 
 
 def run(
-    backbone: Backbone,
-    allocators: Mapping[str, Allocator],
-    tasks: Sequence[Task],
-    cache: Path,
-    *,
-    settings: Mapping[str, object],
-    processes: Processes | None = None,
-    batch: int = 4,
-    progress: Progress | None = None,
-) -> tuple[dict[str, AllocEmbed], Results]:
-    """Every method once: the embedders by label, and what they did."""
-    embedders = {label: AllocEmbed(backbone, allocator, **settings) for label, allocator in allocators.items()}
-    return embedders, evaluate(embedders, tasks, cache, processes=processes, batch=batch, progress=progress)
+    request: BenchmarkRequest, tasks: Sequence[BenchmarkTask], *, progress: ShowProgress | None = None
+) -> CampaignResults:
+    """Run one of the paper's benchmarks, on all processes of a torchrun job, and write its files."""
+    make_room(request.out / "results.json")
+    make_room(request.cache / "embeddings")
+    benchmark, unit = BENCHMARKS[request.benchmark], _unit(request)
+    found: list[Comparison] = []
+    shown: list[dict[str, Any]] = []
+    processes = Processes(request.config.device)
+    try:
+        for name, title in short_titles(request.backbones).items():
+            backbone, allocators = _load(name, request, processes)
+            embedders = make_embedders(request.sweep, backbone, allocators, request.config)
+            with progress(title) if progress and processes.first else nullcontext() as line:
+                update = line.update if line else None
+                results = evaluate(
+                    embedders, tasks, request.cache, processes=processes, batch=request.batch, progress=update
+                )
+            found.append(Comparison(benchmark, name, title, results.outcomes, results.failures, (unit,)))
+            if request.html and not request.sweep and processes.first:
+                shown += examples(title, embedders, results)
+            del backbone, allocators, embedders  # before the next ones are loaded
+        if not processes.first:
+            return CampaignResults(first=False)
+        if not request.sweep:
+            return _save_tables(request, found, shown)
+        sweeps = [Sweep(request.sweep, each.title, each.scores, each.all_notes, each.failures) for each in found]
+        return save_sweeps(sweeps, benchmark.name, request.out)
+    finally:
+        processes.close()
 
 
-def sweep_json(found: Sweep) -> dict:
-    """A sweep in plain numbers: the curves, and every task's row."""
-    rows = report.as_json([outcome.row for outcome in found.outcomes], backbone=found.backbone)
-    curves = {method: [vars(point) for point in points] for method, points in found.curves.items()}
-    return {"sweep": found.over, "backbone": found.backbone, "curves": curves, "rows": rows, "left_out": found.failures}
+def run_nano(request: NanoRequest, *, progress: ShowProgress | None = None) -> CampaignResults:
+    """Score each method on NanoRet with each backbone, once or at each point of a sweep, whose files it writes."""
+    if request.sweep:
+        make_room(request.out / "sweep.json")
+    found: dict[str, list[Score]] = {}
+    config, titles = request.config, short_titles(request.backbones)
+    # All are loaded first, so that a wrong one is found before any is measured. Their notice is not given: NanoRet is
+    # the world that they know.
+    backbones = {title: _load_backbone(name, config, config.device) for name, title in titles.items()}
+    for title, backbone in backbones.items():
+        embedders = make_embedders(request.sweep, backbone, load_allocators(request.methods, backbone), config)
+        with progress(title) if progress else nullcontext() as line:
+            update = line.update if line else None
+            found[title] = nano.evaluate_embedders(
+                embedders, subsets=request.subsets, limit=request.limit, seed=request.seed, progress=update
+            )
+    note, unit = nano.describe_videos(request.limit, request.seed), _unit(request)
+    if over := request.sweep:
+        notes, videos = [unit, note], nano.SUBSETS
+        sweeps = [Sweep(over, title, scores, notes, videos=videos) for title, scores in found.items()]
+        return save_sweeps(sweeps, nano.LAYOUT.title, request.out)
+    rows, texts, tables = [], [], []
+    for title, scores in found.items():
+        layout = replace(nano.LAYOUT, title=f"{nano.LAYOUT.title}, {title}")
+        rows += report.as_json(scores, **({"backbone": title} if len(found) > 1 else {}))
+        texts.append(report.markdown(scores, layout, f"{note}; {unit}"))
+        tables.append(report.rich_table(scores, layout, f"{note}; {unit}"))
+    return CampaignResults(True, {"rows": rows}, "\n".join(texts), tables=tables)
 
 
-def sweep_markdown(found: Sweep, benchmark: str) -> str:
-    """Mean Hit@1 and cost by frames or budgets."""
-    points = next(iter(found.curves.values()))
-    heads = [f"{point.x} frames" if found.over == "frames" else f"{point.x}f budget" for point in points]
-    lines = [["method", *heads]]
-    for method, curve in found.curves.items():
-        lines.append([TITLES.get(method, method), *(f"{point.hit1:.2f}" for point in curve)])
-        lines.append(["its cost", *(f"{point.cost:.3f}×" for point in curve)])
-    notes = [found.unit, *(f"{o.task.name}: {note}" for o in found.outcomes for note in o.task.notes)]
-    listed = "\n".join(f"- {note}" for note in dict.fromkeys(notes))
-    return report.markdown_table(f"{benchmark}, {found.backbone}: mean Hit@1 in percent", lines, listed)
+def save_sweeps(sweeps: Sequence[Sweep], benchmark: str, out: Path) -> CampaignResults:
+    """Write sweeps of several backbones as JSON, Markdown and plots."""
+    stem, listed, text = f"sweep_{sweeps[0].over}", sweep_json(sweeps), sweep_markdown(sweeps, benchmark)
+    files = _write(out, f"{stem}.json", listed, {f"{stem}.md": text})
+    files += figures.plot_sweeps(sweeps, benchmark, out / stem)
+    failures = list(dict.fromkeys(failure for sweep in sweeps for failure in sweep.failures))
+    return CampaignResults(True, listed, text, files, failures)
 
 
-def transfer_lines(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """The transfer table: every learned method's gain over Base and its cost, by backbone, beside the paper's."""
-    name = comparisons[0].benchmark.name
-    lines = [["model", "method", "Base", "gain", "cost", "paper's gain", "paper's cost"]]
-    for comparison in comparisons:
-        summaries = comparison.summaries
-        base = next((summary for summary in summaries if summary.method == "base"), None)
-        paper = next((TRANSFER[key][name] for key in TRANSFER if same(key, comparison.backbone)), None)
-        for summary in summaries:
-            if base is None or summary is base:
-                continue
-            gain = summary.averages[AVERAGE] - base.averages[AVERAGE]
-            ours = [f"{base.averages[AVERAGE]:.2f}", f"{gain:+.2f}", f"{summary.cost:.3f}×"]
-            theirs = [f"{paper[0]:+.2f}", f"{paper[1]:.3f}×"] if paper else ["", ""]
-            lines.append([comparison.title, TITLES.get(summary.method, summary.method), *ours, *theirs])
-    return lines
+def load_allocators(methods: Sequence[str], backbone: Backbone) -> dict[str, Allocator]:
+    """Allocators by label. `learned` is skipped if none is bundled, unless it is the only method."""
+    allocators = {}
+    for method, label in short_titles(methods).items():
+        try:
+            allocators[label] = load_allocator(method, backbone)
+        except PolicyError as error:
+            if method != LEARNED or len(methods) == 1:
+                raise
+            logger.warning("skipping %s: %s", method, error)
+    return allocators
+
+
+def _load(name: str, request: BenchmarkRequest, processes: Processes) -> tuple[Backbone, dict[str, Allocator]]:
+    """A backbone and its allocators by label; a single learned one is called `learned`, as in the paper's tables."""
+    backbone = _load_backbone(name, request.config, processes.device)
+    if backbone.notice and processes.first:
+        logger.warning(backbone.notice)
+    found = load_allocators(request.methods, backbone)
+    if request.transfer and len(found) < 2:
+        raise PolicyError(f"no allocator to compare with Base on {name}: write --methods base,FOLDER_OR_HUB_ID")
+    learned = [label for label, allocator in found.items() if isinstance(allocator, Learned)]
+    if len(learned) == 1:
+        found = {LEARNED if label in learned else label: allocator for label, allocator in found.items()}
+    return backbone, found
+
+
+def _load_backbone(name: str, config: EmbedConfig, device: str | torch.device) -> Backbone:
+    return load_backbone(name, device=device, dtype=config.dtype, dim=config.dim, compile=config.compile)
+
+
+def _unit(request: EvaluationRequest) -> str:
+    """What a cost of 1.000× is."""
+    if request.sweep == "budgets":
+        return "1.000× = the native frames of the budget"
+    return Budget.parse(request.config.budget).unit
+
+
+def _save_tables(
+    request: BenchmarkRequest, found: Sequence[Comparison], shown: Sequence[Mapping[str, Any]]
+) -> CampaignResults:
+    """Write tables, the plot of gains and, if requested, the transfer table and the page."""
+    texts = {"results.md": "\n".join(map(comparison.markdown, found)), "results.tex": comparison.latex(found)}
+    listed: dict[str, Any] = {"results": [comparison.as_json(each) for each in found]}
+    if request.transfer:
+        lines = transfer_lines(found)
+        title = f"{found[0].benchmark.name}: gain over Base in points of Hit@1, and cost"
+        texts["transfer.md"] = report.markdown_table(title, lines, found[0].notes[0])
+        listed["transfer"] = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    files = _write(request.out, "results.json", listed, texts)
+    transfer = texts.get("transfer.md", "")
+    plots = []
+    if all(each.base and len(each.summaries) > 1 for each in found):
+        plots = figures.plot_gains(found, request.out / "gains")
+    if request.html:
+        files.append(save_page(found, transfer, plots, shown, request.out / "report.html"))
+    failures = list(dict.fromkeys(failure for each in found for failure in each.failures))
+    return CampaignResults(True, listed, transfer or texts["results.md"], [*files, *plots], failures)
+
+
+def _write(out: Path, name: str, listed: dict[str, Any], texts: Mapping[str, str]) -> list[Path]:
+    """Write results as JSON, and texts by file name; return the files."""
+    for file, text in {name: json.dumps(listed, indent=1) + "\n", **texts}.items():
+        write_text(out / file, text)
+    return [out / file for file in (name, *texts)]

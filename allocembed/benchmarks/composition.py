@@ -1,15 +1,18 @@
-"""What a LongRet is made of, in the paper's three tables, and where it differs from the paper's, number by number."""
+"""Build LongRet into a folder, and describe it in the paper's three tables with every difference from the paper."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
-from allocembed.benchmarks.longret import LongRet, reasons
+from allocembed.benchmarks import longret
+from allocembed.benchmarks.longret import read_lovr, read_vript
 from allocembed.benchmarks.paper import BINS, CORPORA, QUERIES, STATISTICS, Durations
-from allocembed.benchmarks.report import markdown_table
+from allocembed.benchmarks.report import render
+from allocembed.errors import ConfigError, DataError
+from allocembed.output.files import make_room, write_text
 
 
 @dataclass(frozen=True)
@@ -25,29 +28,57 @@ class Subset:
 
 @dataclass(frozen=True)
 class Composition:
-    """Tables (a), (b) and (c), and how many videos of the sources are not in it, by reason."""
+    """Tables (a), (b) and (c), and the number of videos of the sources left out, by reason."""
 
     subsets: dict[str, Subset]
     corpora: dict[str, Durations]
     left_out: dict[str, int]
 
 
-def compose(longret: LongRet) -> Composition:
+def build_benchmark(
+    lovr: Path | None,
+    vript: Path | None,
+    out: Path,
+    *,
+    seed: int = 0,
+    workers: int = 8,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[str, list[Path]]:
+    """Build LongRet from the folders of its sources; return its description in Markdown and the files written."""
+    if lovr is None and vript is None:
+        raise ConfigError("there is no source to build from: give --lovr DIR, --vript DIR or both")
+    make_room(out / longret.VIDEOS)
+    sources = [*(read_lovr(lovr) if lovr else []), *(read_vript(vript) if vript else [])]
+    built = longret.build(sources, seed=seed, workers=workers, progress=progress)
+    if not built.videos:
+        raise DataError(f"none of {len(sources):,} videos can be used: {built.left_out[0]}")
+    longret.save(built, out)
+    composition = compose(built)
+    texts = {
+        "composition.md": markdown(composition),
+        "composition.json": json.dumps({**asdict(composition), "differences": differences(composition)}, indent=1),
+        "left_out.txt": "".join(f"{line}\n" for line in built.left_out),
+    }
+    for name, text in texts.items():
+        write_text(out / name, text)
+    return texts["composition.md"], [out / name for name in (longret.VIDEOS, longret.QUERIES, *texts)]
+
+
+def compose(built: longret.LongRet) -> Composition:
     """Counts and durations of a LongRet."""
     corpora = {}
-    for corpus in dict.fromkeys(video.corpus for video in longret.videos):
-        corpora[corpus] = durations(np.array([v.duration / 60 for v in longret.videos if v.corpus == corpus]))
+    for corpus in dict.fromkeys(video.corpus for video in built.videos):
+        corpora[corpus] = durations(np.array([v.duration / 60 for v in built.videos if v.corpus == corpus]))
     subsets = {}
     for subset in QUERIES:
-        asked = [query for query in longret.queries if query.subset == subset]
-        if asked:
-            targets = {query.video_id for query in asked}
-            subsets[subset] = Subset(len(asked), len(targets), corpora[subset.split("-")[0]].videos)
-    return Composition(subsets, corpora, dict(sorted(reasons(longret.left_out).items())))
+        targets = [query.video_id for query in built.queries if query.subset == subset]
+        if targets:
+            subsets[subset] = Subset(len(targets), len(set(targets)), corpora[subset.split("-")[0]].videos)
+    return Composition(subsets, corpora, dict(sorted(longret.reasons(built.left_out).items())))
 
 
 def durations(minutes: np.ndarray) -> Durations:
-    """Statistics of a corpus, percentiles by linear interpolation.
+    """Statistics of a corpus; percentiles by linear interpolation.
 
     >>> found = durations(np.array([10.0, 15.0, 20.0, 30.0]))
     >>> found.hours, found.minutes["median"], list(found.bins.values())
@@ -61,65 +92,35 @@ def durations(minutes: np.ndarray) -> Durations:
 
 def differences(composition: Composition) -> list[str]:
     """Every number that is not the paper's, at the paper's precision."""
-    found = []
-    for name, ours, paper in _numbers(composition):
+    # Each number that the paper states too: its name, ours, the paper's.
+    numbers: list[tuple[str, float, float]] = [
+        (f"{name} queries", subset.queries, QUERIES[name]) for name, subset in composition.subsets.items()
+    ]
+    for name, corpus in composition.corpora.items():
+        paper = CORPORA[name]
+        numbers += [(f"{name} videos", corpus.videos, paper.videos), (f"{name} hours", corpus.hours, paper.hours)]
+        numbers += [(f"{name} {key} in minutes", corpus.minutes[key], paper.minutes[key]) for key in STATISTICS]
+        numbers += [(f"{name} videos of {key} min", corpus.bins[key], paper.bins[key]) for key in BINS]
+    found = [f"{subset}: not built" for subset in QUERIES if subset not in composition.subsets]
+    for name, ours, paper in numbers:
         digits = 0 if isinstance(paper, int) else 2
         if round(ours, digits) != paper:
             change = round(ours - paper, digits)
             found.append(f"{name}: {ours:,.{digits}f}, in the paper {paper:,.{digits}f} ({change:+,.{digits}f})")
-    absent = [subset for subset in QUERIES if subset not in composition.subsets]
-    return [*(f"{subset}: not built" for subset in absent), *found]
-
-
-def as_json(composition: Composition) -> dict:
-    """All of it in plain numbers."""
-    return {
-        "subsets": {name: vars(subset) for name, subset in composition.subsets.items()},
-        "corpora": {name: vars(corpus) for name, corpus in composition.corpora.items()},
-        "left_out": composition.left_out,
-        "differences": differences(composition),
-    }
+    return found
 
 
 def markdown(composition: Composition) -> str:
-    """The three tables with the paper's numbers in parentheses, then the differences in words."""
-    mapping = {"Clip": "local description → complete video", "Video": "complete description → complete video"}
-    queries = [["subset", "queries", "unique full-video targets", "source videos", "query → target"]]
-    for name, subset in composition.subsets.items():
-        paper = f"{subset.queries:,} ({QUERIES[name]:,})"
-        videos = f"{subset.videos:,} ({CORPORA[name.split('-')[0]].videos:,})"
-        queries.append([name, paper, f"{subset.targets:,}", videos, mapping[name.split("-")[1]]])
-    statistics = [["corpus", "videos", "total (h)", *STATISTICS]]
-    bins = [["corpus", *(f"{name} min" for name in BINS)]]
-    for name, corpus in composition.corpora.items():
-        for title, each in ((name, corpus), ("*paper*", CORPORA[name])):
-            minutes = [f"{each.minutes[statistic]:.2f}" for statistic in STATISTICS]
-            statistics.append([title, f"{each.videos:,}", f"{each.hours:.2f}", *minutes])
-            bins.append([title, *(f"{count:,} ({100 * count / each.videos:.1f} %)" for count in each.bins.values())])
-    found = differences(composition)
-    said = "\n".join(f"- {line}" for line in found) if found else "Every number is the paper's."
-    reasons_given = "\n".join(f"- {reason}: {count:,}" for reason, count in composition.left_out.items())
-    parts = [
-        "# LongRet as built here\n",
-        markdown_table("(a) Evaluation composition, the paper's counts in parentheses", queries),
-        markdown_table("(b) Unique complete-video duration statistics, in minutes", statistics),
-        markdown_table("(c) Unique complete-video duration distribution", bins),
-        f"## Differences from the paper\n\n{said}\n",
-    ]
-    if reasons_given:
-        parts.append(f"## Videos of the sources that are not in it\n\n{reasons_given}\n")
-    return "\n".join(parts)
-
-
-def _numbers(composition: Composition) -> Iterator[tuple[str, float, float]]:
-    """Every number that the paper states too: its name, ours, the paper's."""
-    for name, subset in composition.subsets.items():
-        yield f"{name} queries", subset.queries, QUERIES[name]
-    for name, corpus in composition.corpora.items():
-        paper = CORPORA[name]
-        yield f"{name} videos", corpus.videos, paper.videos
-        yield f"{name} hours", corpus.hours, paper.hours
-        for statistic in STATISTICS:
-            yield f"{name} {statistic} in minutes", corpus.minutes[statistic], paper.minutes[statistic]
-        for part in BINS:
-            yield f"{name} videos of {part} min", corpus.bins[part], paper.bins[part]
+    """The three tables with the paper's numbers in parentheses, then the list of differences."""
+    pairs = [((name, corpus), ("*paper*", CORPORA[name])) for name, corpus in composition.corpora.items()]
+    return render(
+        "composition.md.j2",
+        subsets=composition.subsets,
+        corpora=[line for pair in pairs for line in pair],
+        left_out=composition.left_out,
+        differences=differences(composition),
+        queries=QUERIES,
+        paper=CORPORA,
+        statistics=STATISTICS,
+        bins=BINS,
+    )

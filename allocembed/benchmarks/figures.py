@@ -1,46 +1,31 @@
-"""The paper's figures: lines over frames (2) and budgets (5), bars of gains over Base (4); as PNG, SVG and PDF."""
-
-from __future__ import annotations
+"""The paper's figures as PNG, SVG and PDF: curves over frames (2) and budgets (5), bars of gains over Base (4)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from allocembed.benchmarks.campaign import Point, Sweep
 from allocembed.benchmarks.comparison import AVERAGE, Comparison
-from allocembed.benchmarks.report import TITLES
-from allocembed.output import whole_file
+from allocembed.benchmarks.paper import TITLES
+from allocembed.benchmarks.sweep import Sweep
+from allocembed.output.files import whole_file
 
-COLOURS = {
-    "base": "#6c757d",
-    "full": "#d1495b",
-    "uniform": "#00798c",
-    "content": "#8f6bb3",
-    "select": "#b08968",
-    "learned": "#e09f3e",
-}
+COLOURS = dict(zip(TITLES, ("#6c757d", "#d1495b", "#00798c", "#8f6bb3", "#b08968", "#e09f3e"), strict=True))
 OTHERS = ("#3a6ea5", "#2f9e44", "#ad1457", "#5f3dc4")
 """For allocators with names of their own."""
-# Text stays text in vector files, and equal numbers give equal files.
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "bench",
-    "pdf.fonttype": 42,
-}
+STYLE = Path(__file__).parent / "templates" / "figure.mplstyle"
 
 
 def plot_sweeps(sweeps: Sequence[Sweep], benchmark: str, stem: Path) -> list[Path]:
-    """One panel a backbone, each with a vertical range of its own."""
+    """One panel per backbone, each with its own vertical range; return the files."""
     with _figure(len(sweeps), stem) as (panels, paths):
-        for panel, found in zip(panels, sweeps, strict=True):
-            for number, (method, points) in enumerate(found.curves.items()):
-                _line(panel, method, points, number, found)
-            panel.set_xticks([point.x for point in next(iter(found.curves.values()))])
-            panel.set_xlabel("frames" if found.over == "frames" else "budget, in native frames")
-            panel.set_title(found.backbone, fontsize=10, fontweight="bold", loc="left")
-            panel.legend(frameon=False, fontsize=8, loc="best")
+        for panel, sweep in zip(panels, sweeps, strict=True):
+            for number, method in enumerate(sweep.curves):
+                _draw_curve(panel, sweep, method, _colour(method, number))
+            panel.set_xticks(sweep.points)
+            panel.set_xlabel("frames" if sweep.over == "frames" else "budget, in native frames")
+            panel.set_title(sweep.backbone)
+            panel.legend()
             panel.margins(y=0.18)
             panel.grid(axis="y", color="#dddddd", linewidth=0.7)
         panels[0].set_ylabel(f"Hit@1 on {benchmark}, mean over tasks (%)")
@@ -48,7 +33,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], benchmark: str, stem: Path) -> list[Pat
 
 
 def plot_gains(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
-    """Bars of what each method within the budget gains over Base; a dashed line where it paid more."""
+    """Bars of the gain over Base of each method within the budget; dashed lines for methods that cost more."""
     with _figure(len(comparisons), stem) as (panels, paths):
         for panel, comparison in zip(panels, comparisons, strict=True):
             summaries = {summary.method: summary for summary in comparison.summaries}
@@ -62,46 +47,42 @@ def plot_gains(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
                     gain = summary.averages[AVERAGE] - base
                     words = f"{_title(method)} {gain:+.2f} at {summary.cost:.2f}×"
                     panel.axhline(gain, color=_colour(method, number), linestyle="--", linewidth=1.2, label=words)
-                    panel.legend(frameon=False, fontsize=8, loc="best")
+                    panel.legend()
             panel.axhline(0, color="#333333", linewidth=0.8)
             panel.tick_params(axis="x", labelrotation=18, labelsize=8)
             panel.margins(y=0.2)
             panel.set_xlim(-0.7, max(2, len(within) - 1) + 0.7)  # a few bars are no wider than many
-            panel.set_title(comparison.title, fontsize=10, fontweight="bold", loc="left")
+            panel.set_title(comparison.title)
         panels[0].set_ylabel(f"{comparisons[0].benchmark.name}: points of Hit@1 over Base")
     return paths
 
 
 @contextmanager
-def _figure(panels: int, stem: Path) -> Iterator[tuple[list, list[Path]]]:
-    """Panels to draw on, in a row; saved in all three forms when the block ends."""
+def _figure(panels: int, stem: Path) -> Iterator[tuple[list[Any], list[Path]]]:
+    """Give a row of panels to draw on; save them in all three formats when the block ends."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".png", ".svg", ".pdf")]
-    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with rc_context(STYLE):
+    dates: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with rc_context(fname=STYLE):
         figure = Figure(figsize=(0.5 + 3.9 * panels, 3.1), layout="constrained")
-        axes = list(figure.subplots(1, panels, squeeze=False)[0])
-        yield axes, paths
-        for panel in axes:
-            panel.set_axisbelow(True)
-            panel.spines[["top", "right"]].set_visible(False)
+        yield list(figure.subplots(1, panels, squeeze=False)[0]), paths
         for path in paths:
             with whole_file(path) as scratch:
-                figure.savefig(scratch, format=path.suffix[1:], dpi=200, metadata=dates.get(path.suffix))
+                figure.savefig(scratch, format=path.suffix[1:], metadata=dates.get(path.suffix))
 
 
-def _line(panel, method: str, points: Sequence[Point], number: int, found: Sweep) -> None:
-    colour, values = _colour(method, number), [point.hit1 for point in points]
-    places = [point.x for point in points]
-    panel.plot(places, values, color=colour, marker="o", markersize=4.5, linewidth=1.8, label=_title(method))
-    base = found.curves.get("base") if found.over == "budgets" else None
+def _draw_curve(panel: Any, sweep: Sweep, method: str, colour: str) -> None:
+    points = sweep.curves[method]
+    values = [point.hit1 for point in points]
+    panel.plot(sweep.points, values, color=colour, marker="o", markersize=4.5, linewidth=1.8, label=_title(method))
+    base = sweep.curves.get("base") if sweep.over == "budgets" else None
     for place, point in enumerate(points):
         if base and method != "base":
             words = f"{point.hit1 - base[place].hit1:+.2f}"
-        elif found.over == "frames" and place == len(points) - 1:
-            words = f"{point.hit1 - points[0].hit1:+.2f}"
+        elif sweep.over == "frames" and place == len(points) - 1:
+            words = f"{point.hit1 - points[0].hit1:+.2f} at {point.cost:.2g}×"
         else:
             continue
         offset = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}

@@ -1,32 +1,52 @@
 """LongRet: text-to-video retrieval in long videos, built from LoVR and Vript as the paper describes (appendix A.2).
 
-Complete videos are the targets. Clip queries are captions of single clips, up to three a video, drawn by seed; video
-queries describe the whole: LoVR's own caption, or all of Vript's clip captions one after another. A video is in where
-it has a file, captions, and in Vript at least ten minutes.
+Complete videos are the targets. Clip queries are captions of single clips, up to three per video, drawn by seed; video
+queries describe the whole: LoVR's own caption, or all of Vript's clip captions in order. A video is included if it has
+a file and captions and, in Vript, lasts at least ten minutes. The sources are read as they are published:
+
+LoVR      records (.parquet, .jsonl or .json, anywhere in the folder) with video_id, clip_id, video_path,
+          clip_caption and video_caption; videos at their path, or as <video_id>.mp4
+Vript     vript_captions/vript_long_videos_captions/<video_id>_caption.json and vript_long_videos/<video_id>.mp4
 """
 
-from __future__ import annotations
-
+import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from allocembed.benchmarks.annotations import NEEDS, read_file
-from allocembed.benchmarks.longret_sources import Described
-from allocembed.benchmarks.paper import LONGRET
-from allocembed.benchmarks.tasks import Task
-from allocembed.output import whole_file
-from allocembed.video import VideoError, probe
+from allocembed.benchmarks.annotations import SUFFIXES, read_file
+from allocembed.benchmarks.mmeb_v2 import SPECS
+from allocembed.benchmarks.tasks import BenchmarkTask
+from allocembed.errors import DataError, MissingDependency, VideoError
+from allocembed.output.files import whole_file
+from allocembed.video import VIDEO_SUFFIXES, probe
 
-PROMPT = "Find a video that contains the following visual content:"  # the paper names none; this is MSR-VTT's
+PROMPT = SPECS["MSR-VTT"].prompt  # the paper names no prompt for LongRet
 CLIP_QUERIES = 3
 SHORTEST = {"LoVR": 0.0, "Vript": 600.0}  # seconds
 VIDEOS, QUERIES = "videos.parquet", "queries.parquet"
+VRIPT_CAPTIONS = Path("vript_captions", "vript_long_videos_captions")
+VRIPT_VIDEOS = Path("vript_long_videos")
+LOVR_COMMAND = "hf download debugger123/LoVR-benchmark --repo-type dataset --local-dir {folder}"
+VRIPT_COMMAND = "hf download Mutonix/Vript --repo-type dataset --include '*long_videos*' --local-dir {folder}"
+
+
+@dataclass(frozen=True)
+class SourceVideo:
+    """A video of a source, with its eligible captions by clip and the caption of the whole."""
+
+    corpus: str
+    video_id: str
+    path: Path | None
+    """None if no file of that name was found."""
+    clips: dict[str, str] = field(default_factory=dict)
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,27 +72,89 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class LongRet:
-    """The benchmark: targets, queries, and which videos of the sources are not in it, and why."""
+    """The benchmark: targets, queries, and which videos of the sources were left out, and why."""
 
     videos: list[Video]
     queries: list[Query]
     left_out: list[str]
 
 
+def read_lovr(folder: Path) -> list[SourceVideo]:
+    """LoVR's videos in order of their ids, each with all its clips and its own caption."""
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for path in sorted(path for end in SUFFIXES for path in folder.rglob(f"*{end}")):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
+        for line in _records(path):
+            if isinstance(line.get("video_id"), str) and ("clip_caption" in line or "video_caption" in line):
+                lines.setdefault(line["video_id"], []).append(line)
+    if not lines:
+        raise DataError(
+            f"{folder} has no LoVR records (.parquet, .jsonl or .json with video_id, clip_caption, video_caption): "
+            + LOVR_COMMAND.format(folder=folder)
+        )
+    files = _video_files(folder)
+    found = []
+    for video_id, own in sorted(lines.items()):
+        clips = {str(line.get("clip_id", n)): _clean(line.get("clip_caption")) for n, line in enumerate(own)}
+        whole = next(filter(None, (_clean(line.get("video_caption")) for line in own)), "")
+        named = [line["video_path"] for line in own if isinstance(line.get("video_path"), str)]
+        path = files.get(video_id) or next((folder / name for name in named if (folder / name).is_file()), None)
+        found.append(SourceVideo("LoVR", video_id, path, eligible(clips), whole))
+    return found
+
+
+def read_vript(folder: Path) -> list[SourceVideo]:
+    """Vript's long videos in order of their ids; the caption of the whole joins those of the clips."""
+    captions = sorted((folder / VRIPT_CAPTIONS).glob("*_caption.json"))
+    if not captions:
+        raise DataError(
+            f"there are no *_caption.json in {folder / VRIPT_CAPTIONS}: {VRIPT_COMMAND.format(folder=folder)}"
+        )
+    files = _video_files(folder / VRIPT_VIDEOS)
+    found = []
+    for path in captions:
+        try:
+            stated = json.loads(path.read_text(encoding="utf-8"))
+            video_id, data = stated["meta"]["video_id"], stated.get("data") or {}
+            # The file may have scenes in any order, and null for a missing one.
+            scenes = {
+                str(name): _clean(((data[name] or {}).get("caption") or {}).get("content")) for name in sorted(data)
+            }
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is not as Vript publishes it ({error}): download it again") from error
+        whole = " ".join(filter(None, scenes.values()))
+        found.append(SourceVideo("Vript", video_id, files.get(video_id), eligible(scenes), whole))
+    return found
+
+
+def eligible(captions: Mapping[str, str]) -> dict[str, str]:
+    """Captions that are not empty, each text once.
+
+    >>> eligible({"1": "a dog", "2": "", "3": "a dog", "4": "a cat"})
+    {'1': 'a dog', '4': 'a cat'}
+    """
+    first: dict[str, str] = {}
+    for clip, caption in captions.items():
+        if caption:
+            first.setdefault(caption, clip)
+    return {clip: caption for caption, clip in first.items()}
+
+
 def build(
-    described: Iterable[Described],
+    sources: Iterable[SourceVideo],
     *,
     seed: int = 0,
     workers: int = 8,
     progress: Callable[[int, int], None] | None = None,
 ) -> LongRet:
-    """Draws queries for every video that is eligible; what is not is named."""
-    described = list(described)
+    """Measure each video and draw queries for the eligible ones; list the others."""
+    sources = list(sources)
     videos, queries, left_out = [], [], []
     with ThreadPoolExecutor(workers) as threads:
-        for done, (source, found) in enumerate(zip(described, threads.map(_measure, described), strict=True), 1):
+        for done, (source, found) in enumerate(zip(sources, threads.map(_measure, sources), strict=True), 1):
             if progress:
-                progress(done, len(described))
+                progress(done, len(sources))
             if isinstance(found, str):
                 left_out.append(f"{source.corpus} {source.video_id}: {found}")
                 continue
@@ -81,10 +163,10 @@ def build(
     return LongRet(videos, queries, left_out)
 
 
-def draw_queries(source: Described, seed: int) -> list[Query]:
-    """Queries for one video; which clips are drawn depends on the seed and on this video alone.
+def draw_queries(source: SourceVideo, seed: int) -> list[Query]:
+    """Queries for one video. The choice of clips depends on the seed and on this video alone.
 
-    >>> source = Described("LoVR", "v", None, {"v_1": "a dog", "v_2": "a cat"}, "pets")
+    >>> source = SourceVideo("LoVR", "v", None, {"v_1": "a dog", "v_2": "a cat"}, "pets")
     >>> [(query.subset, query.query_id) for query in draw_queries(source, 0)]
     [('LoVR-Clip', 'v_1'), ('LoVR-Clip', 'v_2'), ('LoVR-Video', 'v')]
     """
@@ -97,71 +179,54 @@ def draw_queries(source: Described, seed: int) -> list[Query]:
 
 
 def save(longret: LongRet, folder: Path) -> None:
-    """Writes videos and queries as parquet."""
+    """Write videos and queries as parquet."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise ValueError(f"LongRet is written with pyarrow: {NEEDS}") from error
-    folder.mkdir(parents=True, exist_ok=True)
+        raise MissingDependency("writing LongRet", "pyarrow", "eval") from error
     for name, rows in ((VIDEOS, longret.videos), (QUERIES, longret.queries)):
         with whole_file(folder / name) as scratch:
             parquet.write_table(pyarrow.Table.from_pylist([vars(row) for row in rows]), scratch)
 
 
 def load(folder: Path) -> LongRet:
-    """Reads what `save` wrote."""
-    if lost := [name for name in (VIDEOS, QUERIES) if not (folder / name).is_file()]:
-        raise FileNotFoundError(
-            f"{folder} holds no {lost[0]}: make it with allocembed longret build --lovr DIR --vript DIR --out {folder}"
+    """Read what `save` wrote."""
+    if missing := [name for name in (VIDEOS, QUERIES) if not (folder / name).is_file()]:
+        raise DataError(
+            f"{folder} has no {missing[0]}: make it with allocembed longret build --lovr DIR --vript DIR --out {folder}"
         )
     try:
         videos = [Video(**line) for line in read_file(folder / VIDEOS)]
         queries = [Query(**line) for line in read_file(folder / QUERIES)]
     except TypeError as error:
-        raise ValueError(f"{folder} is not what allocembed longret build makes ({error}): build it again") from error
+        raise DataError(f"{folder} was not made by allocembed longret build ({error}): build it again") from error
     return LongRet(videos, queries, [])
 
 
-def check_tasks(tasks: Sequence[str]) -> list[str]:
-    """The subsets by their own names, whatever their case; refuses one that doesn't exist.
-
-    >>> check_tasks(["lovr-clip"])
-    ['LoVR-Clip']
-    """
-    names = {name.lower(): name for name in LONGRET}
-    if not tasks or (unknown := [task for task in tasks if task.lower() not in names]):
-        named = f"there is no subset {unknown[0]!r}" if tasks else "there is no subset to run"
-        raise ValueError(f"{named}: take some of {','.join(LONGRET)}")
-    return [names[task.lower()] for task in tasks]
-
-
-def make_task(longret: LongRet, subset: str, *, limit: int | None = None, allow_missing: bool = False) -> Task:
-    """One subset: all videos of its corpus are candidates."""
+def make_task(longret: LongRet, subset: str, *, limit: int | None = None, allow_missing: bool = False) -> BenchmarkTask:
+    """One subset; all videos of its corpus are candidates."""
     corpus = subset.split("-")[0]
     videos = [video for video in longret.videos if video.corpus == corpus]
-    asked = [query for query in longret.queries if query.subset == subset]
-    if not asked:
-        raise ValueError(f"this LongRet has no {subset} queries: build it with --{corpus.lower()} DIR, or leave it out")
+    queries = [query for query in longret.queries if query.subset == subset]
+    if not queries:
+        raise DataError(f"this LongRet has no {subset} queries: build it with --{corpus.lower()} DIR, or leave it out")
     places = {video.video_id: place for place, video in enumerate(videos)}
-    targets = np.array([places[query.video_id] for query in asked])
-    task = Task(subset, PROMPT, [query.text for query in asked], [Path(video.path) for video in videos], targets)
-    task = task.first(limit)
-    missing = [path for path in task.videos if not path.exists()]
-    if not missing:
-        return task
-    if not allow_missing or len(missing) == len(task.videos):
-        raise FileNotFoundError(
-            f"{subset}: {len(missing):,} of {len(task.videos):,} videos are missing, such as {missing[0]}: "
-            "put them back or build LongRet again where they are now, or run on what is there with --allow-missing"
-        )
-    there = np.array([path.exists() for path in task.videos])
-    kept = np.flatnonzero(there[task.targets]).tolist()
-    return task.keep(kept, (*task.notes, f"{len(missing):,} of {len(task.videos):,} videos are missing"))
+    targets = np.array([places[query.video_id] for query in queries])
+    paths = [Path(video.path) for video in videos]
+    task = BenchmarkTask(subset, PROMPT, [query.text for query in queries], paths, targets)
+    return task.first(limit).find_videos(
+        lambda path: path if path.exists() else None,
+        allow_missing=allow_missing,
+        remedy=lambda missing: (
+            f", such as {missing[0]}: put them back, build LongRet again from where they are now, or leave them out "
+            "with --allow-missing"
+        ),
+    )
 
 
 def reasons(left_out: Sequence[str]) -> Counter[str]:
-    """How many videos were left out for which reason.
+    """Number of videos left out for each reason.
 
     >>> reasons(["LoVR a: no captions", "LoVR b: no captions"])
     Counter({'LoVR: no captions': 2})
@@ -169,8 +234,8 @@ def reasons(left_out: Sequence[str]) -> Counter[str]:
     return Counter(f"{line.split(' ', 1)[0]}: {line.split(': ', 1)[1].split(' (')[0]}" for line in left_out)
 
 
-def _measure(source: Described) -> Video | str:
-    """The video with its duration, or why it is not in."""
+def _measure(source: SourceVideo) -> Video | str:
+    """The video with its duration, or the reason why it is left out."""
     if not source.clips:
         return "no captions"
     if source.path is None:
@@ -183,3 +248,23 @@ def _measure(source: Described) -> Video | str:
     if duration < shortest:
         return f"shorter than {shortest / 60:g} minutes ({duration / 60:.2f})"
     return Video(source.corpus, source.video_id, str(source.path.resolve()), duration)
+
+
+def _records(path: Path) -> Sequence[Mapping[str, Any]]:
+    """Records of a file; none if it is other JSON, which datasets often have beside their records."""
+    try:
+        return read_file(path)
+    except DataError:
+        if path.suffix == ".json":
+            return []
+        raise
+
+
+def _clean(caption: Any) -> str:
+    return " ".join(caption.split()) if isinstance(caption, str) else ""
+
+
+def _video_files(folder: Path) -> dict[str, Path]:
+    """All videos below a folder by file name without suffix; of equal names, the one nearest to the top."""
+    paths = [path for path in folder.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
+    return {path.stem: path for path in sorted(paths, key=lambda path: (-len(path.parts), path))}

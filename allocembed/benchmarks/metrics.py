@@ -1,23 +1,28 @@
-"""Hit@1 and mean rank under honest ties: what breaking them at random would give on average.
+"""Hit@1 and mean rank. Ties count as breaking them at random would count on average.
 
-A model that gives everything one vector is right once in N, not always and not never.
+A model that gives everything the same vector is right once in N, not always and not never.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allocembed.budget import Allocation
+from allocembed.errors import BackboneError
 
-TIE = 1e-6  # cosines of fp32 vectors that differ by less are equal but for rounding
+if TYPE_CHECKING:
+    from allocembed.benchmarks.cache import CachedEmbedding
+    from allocembed.budget import Allocation
+
+TIE = 1e-6  # cosines of fp32 vectors that differ by less differ by rounding only
 
 
 @dataclass(frozen=True)
-class Row:
-    """How one method does on one subset, and what it paid."""
+class Score:
+    """Result and cost of one method on one subset."""
 
     method: str
     subset: str
@@ -26,7 +31,7 @@ class Row:
     mean_rank: float
     """1 is best."""
     cost: float
-    """Mean over videos of the realised cost in units of Base's for that same video."""
+    """Mean over videos of the realised cost, in units of Base's cost for the same video."""
     over_budget: int
     """Videos that cost more than the budget."""
     n: int
@@ -34,16 +39,20 @@ class Row:
 
 
 def measure(
-    method: str, subset: str, scores: np.ndarray, targets: np.ndarray, allocations: Sequence[Allocation]
-) -> Row:
-    """Scores (Q, N) of N candidates for each query, the target's index (Q,), and where the videos' tokens went."""
-    return Row(
+    method: str,
+    subset: str,
+    scores: np.ndarray,
+    targets: np.ndarray,
+    costs: Sequence[Allocation] | Sequence[CachedEmbedding],
+) -> Score:
+    """Score a method, from the cosines (Q, N) of N candidates, the target of each query (Q,) and the videos' costs."""
+    return Score(
         method,
         subset,
         hit1=100 * float(hits(scores, targets).mean()),
         mean_rank=float(ranks(scores, targets).mean()),
-        cost=float(np.mean([allocation.relative_cost for allocation in allocations])),
-        over_budget=sum(allocation.cost > allocation.budget for allocation in allocations),
+        cost=float(np.mean([video.relative_cost for video in costs])),
+        over_budget=sum(video.cost > video.budget for video in costs),
         n=len(targets),
     )
 
@@ -73,9 +82,9 @@ def ranks(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _compare(scores: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many candidates score better than the target of each query, and how many others as well as it."""
+    """Number of candidates that score better than the target of each query, and of others that score the same."""
     scores = np.asarray(scores, np.float64)
     if not np.isfinite(scores).all():
-        raise ValueError("some scores are not finite: the backbone gave a broken vector; try --dtype float32")
+        raise BackboneError("some scores are not finite: the backbone returned a broken vector; try --dtype float32")
     margin = scores - np.take_along_axis(scores, np.asarray(targets)[:, None], axis=1)
     return (margin > TIE).sum(axis=1), (np.abs(margin) <= TIE).sum(axis=1) - 1

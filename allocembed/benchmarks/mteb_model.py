@@ -1,12 +1,13 @@
-"""Our embedder as an mteb model: `mteb.evaluate(MtebModel(embedder), tasks)`.
+"""An embedder as an mteb model: `mteb.evaluate(MtebModel(embedder), tasks)`.
 
 Videos are read by us, not by mteb: its datasets are asked for files instead of decoded frames, so that the allocator
-chooses from the whole video, and no second decoder is needed. How the budget was spent goes into the results
-as experiment arguments, so that runs with different methods stand beside each other.
+samples from the whole video and no second decoder is needed. The revision holds the digest of everything that decides
+the vectors, so results of another allocator, budget or model are never mistaken for these.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -16,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from allocembed.benchmarks.annotations import NEEDS
+from allocembed import __version__
+from allocembed.benchmarks.cache import make_key
+from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
+from allocembed.errors import DataError, MissingDependency
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -35,9 +39,9 @@ class MtebModel:
         self.mteb_model_meta = make_meta(embedder)
 
     @classmethod
-    def from_pretrained(cls, backbone: str, **settings: Any) -> MtebModel:
-        """Loads a backbone by short name, hub id or folder; `settings` are those of `AllocEmbed.from_pretrained`."""
-        return cls(AllocEmbed.from_pretrained(backbone, **settings))
+    def from_config(cls, config: EmbedConfig) -> MtebModel:
+        """Load what a config names."""
+        return cls(AllocEmbed.from_config(config))
 
     def encode(
         self,
@@ -49,36 +53,36 @@ class MtebModel:
         prompt_type: PromptType | None = None,
         **_: Any,
     ) -> np.ndarray:
-        """(N, dim) vectors of everything a loader gives, in its order."""
+        """Vectors (N, dim) of everything a loader gives, in its order."""
         instruction = self._instruction(task_metadata, prompt_type)
         return np.concatenate([self._encode(rows, instruction) for rows in read_batches(inputs)])
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """(N, M) cosines: our vectors have length 1."""
+        """Cosines (N, M); the vectors have length 1."""
         return torch.as_tensor(embeddings1) @ torch.as_tensor(embeddings2).T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """(N,) cosines of the vectors in the same place."""
+        """Cosines (N,) of the vectors in the same place."""
         return (torch.as_tensor(embeddings1) * torch.as_tensor(embeddings2)).sum(-1)
 
-    def _encode(self, rows: list[Mapping[str, Any]], instruction: str | None) -> np.ndarray:
-        texts = [row.get("text") for row in rows]
+    def _encode(self, rows: list[dict[str, Any]], instruction: str | None) -> np.ndarray:
+        texts = [row["text"] for row in rows if row.get("text") is not None]
         if any(row.get("video") is not None for row in rows):
             with ExitStack() as stack:
                 sources = [as_source(row["video"], stack) for row in rows]
-                words = None if None in texts else texts
-                found = self.embedder.encode_videos(sources, words, instruction=instruction)
-        elif None in texts:
+                questions = texts if len(texts) == len(rows) else None
+                found = self.embedder.encode_videos(sources, questions, instruction=instruction)
+        elif len(texts) < len(rows):
             kinds = ", ".join(rows[0])
-            raise ValueError(f"AllocEmbed embeds texts and videos; this task gives {kinds}: choose another task")
+            raise DataError(f"AllocEmbed embeds texts and videos, but this task gives {kinds}: choose another task")
         else:
             found = self.embedder.encode_texts(texts, instruction=instruction)
         return np.stack([each.vector for each in found])
 
     def _instruction(self, task: TaskMetadata, prompt_type: PromptType | None) -> str | None:
-        """The task's own prompt for queries, else the backbone's; what is searched has none."""
+        """The task's own prompt for queries, else the backbone's; documents have none."""
         kind = getattr(prompt_type, "value", prompt_type)
-        prompt = task.prompt
+        prompt: Any = task.prompt
         if isinstance(prompt, Mapping):
             prompt = prompt.get(kind or "query")
         elif kind == "document":
@@ -87,51 +91,40 @@ class MtebModel:
 
 
 def make_meta(embedder: AllocEmbed) -> ModelMeta:
-    """What mteb writes beside its results, the allocation's settings among it."""
+    """What mteb writes beside its results: the settings, and the digest of settings and weights as the revision."""
     try:
         from mteb.models import ModelMeta
+        from mteb.models.model_meta import ScoringFunction
     except ImportError as error:
-        raise ValueError(f"mteb is not installed: {NEEDS}") from error
-    from importlib.metadata import version
-
+        raise MissingDependency("evaluation with mteb", "mteb", "eval") from error
     backbone = embedder.backbone
-    return ModelMeta(
-        loader=None,
-        name=f"allocembed/{Path(backbone.name).name}",
-        revision=version("allocembed"),
-        release_date=None,
-        languages=None,
-        n_parameters=sum(weights.numel() for weights in backbone.model.parameters()),
-        memory_usage_mb=None,
-        max_tokens=None,
-        embed_dim=backbone.dim,
-        license=None,
-        open_weights=True,
-        public_training_code=None,
-        public_training_data=None,
-        framework=["PyTorch"],
-        similarity_fn_name="cosine",
-        use_instructions=True,
-        training_datasets=None,
-        modalities=["text", "video"],
-        experiment_kwargs={
-            "method": embedder.allocator.name,
-            "budget": str(embedder.budget),
-            "candidates": embedder.candidates,
-            "scale_range": "-".join(f"{bound:g}" for bound in embedder.scale_range),
-        },
+    settings = {name: value for name, value in embedder.config.settings().items() if value is not None}
+    return ModelMeta.create_empty(
+        {
+            "name": f"allocembed/{Path(backbone.name).name}",
+            "revision": f"{__version__}-{make_key(json.dumps(embedder.identity(), sort_keys=True))[:12]}",
+            "n_parameters": backbone.parameter_count,
+            "embed_dim": backbone.dim,
+            "open_weights": True,
+            "framework": ["PyTorch"],
+            "similarity_fn_name": ScoringFunction.COSINE,
+            "use_instructions": True,
+            "modalities": ["text", "video"],
+            # mteb makes a folder name of these, in which a whole path would not fit.
+            "experiment_kwargs": {name: Path(v).name if isinstance(v, str) else v for name, v in settings.items()},
+        }
     )
 
 
 def read_batches(loader: Iterable[Any]) -> Iterator[list[dict[str, Any]]]:
-    """Rows a few at a time, their videos as files rather than decoded by mteb."""
+    """Rows a few at a time, with videos as files instead of frames decoded by mteb."""
     dataset = getattr(loader, "dataset", None)
     if dataset is not None and "video" in getattr(dataset, "column_names", ()):
         from datasets import Video
 
         if isinstance(dataset.features["video"], Video):
             dataset = dataset.cast_column("video", Video(decode=False))
-        order = [place for batch in loader.batch_sampler for place in batch]
+        order = [place for batch in loader.batch_sampler for place in batch]  # pyright: ignore[reportAttributeAccessIssue]
         for start in range(0, len(order), BATCH):
             yield [dataset[place] for place in order[start : start + BATCH]]
         return
@@ -141,7 +134,7 @@ def read_batches(loader: Iterable[Any]) -> Iterator[list[dict[str, Any]]]:
 
 
 def as_source(video: Any, stack: ExitStack) -> Any:
-    """A video as `AllocEmbed` reads it: a path, a file's bytes, or frames (T, C, H, W) or (T, H, W, C)."""
+    """A video as `AllocEmbed` reads it: a path, the bytes of a file, or frames (T, C, H, W) or (T, H, W, C)."""
     if isinstance(video, Mapping) and "bytes" in video:
         if video["bytes"] is None:
             return video["path"]

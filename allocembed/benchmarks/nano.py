@@ -1,47 +1,48 @@
 """NanoRet: text-to-video retrieval and video questions in the procedural world, shaped like LongRet and MMEB-V2.
 
 Five subsets on three sets of 500 videos. `short` (1 to 5 minutes) and `long` (10 to 60, with sparser evidence) are each
-searched with descriptions of single moments (`-clip`, up to three a video) and of whole videos (`-video`, one each);
-`qa` asks one question about each video of a third set, half short and half long, with four options to choose from.
+searched with descriptions of single moments (`-clip`, up to three per video) and of whole videos (`-video`, one each);
+`qa` asks one question about each video of a third set, half short and half long, with four options.
 
 The videos never become files: a video is sampled exactly as a decoded file of NOMINAL_FRAMES frames would be, and goes
-through `AllocEmbed.stream` like any other clip. All methods look at the same rendering.
+through `AllocEmbed.stream` like any other clip. All methods see the same rendering.
 """
 
-from __future__ import annotations
-
-import copy
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 
 from allocembed import world
-from allocembed.allocators import Allocator
-from allocembed.backbones import Backbone
-from allocembed.benchmarks.metrics import Row, measure
-from allocembed.benchmarks.report import Layout
-from allocembed.embedder import AllocEmbed, Embedding, Failure
-from allocembed.frames import Clip, candidate_indices
+from allocembed.allocators.base import Allocator
+from allocembed.backbones.base import Backbone
+from allocembed.benchmarks.metrics import Score, measure
+from allocembed.benchmarks.report import TableLayout
+from allocembed.benchmarks.request import NANO_RETRIEVAL as RETRIEVAL
+from allocembed.benchmarks.request import NANO_SUBSETS as SUBSETS
+from allocembed.benchmarks.request import check_videos
+from allocembed.benchmarks.runner import Progress
+from allocembed.benchmarks.tasks import BenchmarkTask, check_names
+from allocembed.config import EmbedConfig
+from allocembed.embedder import AllocEmbed, Failure, TextEmbedding, VideoEmbedding
+from allocembed.errors import ConfigError
+from allocembed.video import Clip, candidate_indices
 from allocembed.world.files import USUAL_FRAMES
+from allocembed.world.timeline import Kind
 
-SUBSETS = {"short-clip": "short", "short-video": "short", "long-clip": "long", "long-video": "long", "qa": "qa"}
-"""Every subset and the set of videos it uses."""
-RETRIEVAL = ("short-clip", "short-video", "long-clip", "long-video")
-LAYOUT = Layout("NanoRet", averages={"retrieval": RETRIEVAL, "all": tuple(SUBSETS)}, videos=SUBSETS)
+LAYOUT = TableLayout("NanoRet", averages={"retrieval": RETRIEVAL, "all": tuple(SUBSETS)}, videos=SUBSETS)
 
 # Seeds of the shipped test videos. Training never draws them: it draws split="train", another random stream, in which
 # the held-out combinations of object, colour and word do not occur.
 TEST_SEEDS = {"short": 31_415_001, "long": 31_415_002, "qa": 31_415_003}
 VIDEOS = 500
-CLIP_QUERIES = 3  # at most so many moments of a video are asked for
+CLIP_QUERIES = 3  # at most this many moments of each video are queries
 NOMINAL_FRAMES = USUAL_FRAMES  # of every video, whatever its duration: as many as its file would have
 AT_ONCE = 32  # videos in memory
-
-Progress = Callable[[int, int], None]
-"""Called with the videos embedded so far and in all; every method counts apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,48 +56,35 @@ class VideoSet:
     def __len__(self) -> int:
         return len(self.timelines)
 
+    @property
+    def sources(self) -> list[Path]:
+        """A name for each video."""
+        return [Path(f"nano/{self.name}/{video:03}") for video in range(len(self))]
+
     def text_source(self, purpose: str) -> random.Random:
-        """Randomness for one kind of text, so that no kind depends on what else was asked for."""
+        """Randomness for one kind of text, independent of which other kinds are drawn."""
         return random.Random(f"{self.key} {purpose}")
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What a subset asks of its videos: texts to embed, and which of the candidates each query should find."""
-
-    texts: list[str]
-    targets: np.ndarray
-    """(Q,) index of the right candidate."""
-    options: int = 0
-    """0 where every text looks for a video; else how many of the texts, in order, each video chooses from."""
-
-    def scores(self, texts: np.ndarray, videos: np.ndarray) -> np.ndarray:
-        """(Q, candidates) cosines from the vectors of the texts and of the videos."""
-        if not self.options:
-            return texts @ videos.T
-        return np.einsum("vd,vod->vo", videos, texts.reshape(len(videos), self.options, -1))
 
 
 def evaluate(
     backbone: Backbone,
     methods: Sequence[str | Allocator],
     *,
+    config: EmbedConfig | None = None,
     subsets: Sequence[str] = tuple(SUBSETS),
     limit: int | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
-    **settings,
-) -> list[Row]:
-    """Runs allocation methods on NanoRet with one backbone; `settings` are those of `AllocEmbed`.
+) -> list[Score]:
+    """Score allocation methods on NanoRet with one backbone.
 
-    `limit` keeps the first so many videos of each set, which makes retrieval easier: there are fewer to confuse.
-    `seed` draws fresh test videos instead of the shipped ones.
+    `limit` keeps the first N videos of each set, which makes retrieval easier. `seed` draws fresh test videos instead
+    of the shipped ones. `progress` counts videos; each method counts separately.
     """
-    home = at_home(backbone)
-    embedders = [AllocEmbed(home, method, **settings) for method in methods]
+    embedders = [AllocEmbed(backbone, method, config) for method in methods]
     named = {embedder.allocator.name: embedder for embedder in embedders}
     if not named or len(named) < len(embedders):
-        raise ValueError("give at least one method, and each once; evaluate_embedders takes labels for equal names")
+        raise ConfigError("give at least one method, and each once; evaluate_embedders takes labels for equal names")
     return evaluate_embedders(named, subsets=subsets, limit=limit, seed=seed, progress=progress)
 
 
@@ -107,38 +95,31 @@ def evaluate_embedders(
     limit: int | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
-) -> list[Row]:
-    """The same for embedders by label, which become the rows' methods; all of them share one backbone."""
-    check_subsets(subsets)
+) -> list[Score]:
+    """Score embedders by label, which becomes the method of their scores. All of them share one backbone."""
+    subsets = check_names("subset", subsets, SUBSETS)
     sets = [draw_videos(name, limit, seed) for name in dict.fromkeys(SUBSETS[subset] for subset in subsets)]
-    total = len(embedders) * sum(len(videos) for videos in sets)
+    total = len(embedders) * sum(map(len, sets))
     done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        if progress:
-            progress(done, total)
-
-    rows = {}
+    reader = next(iter(embedders.values()))
+    scores = {}
     for videos in sets:
-        wanted = [subset for subset in subsets if SUBSETS[subset] == videos.name]
-        rows |= {(row.method, row.subset): row for row in _evaluate_set(embedders, videos, wanted, tick)}
-    return [rows[label, subset] for label in embedders for subset in subsets]
-
-
-def at_home(backbone: Backbone) -> Backbone:
-    """The backbone without its notice, for use in the very world that the notice says it knows."""
-    quiet = copy.copy(backbone)
-    quiet.notice = None
-    return quiet
-
-
-def check_subsets(subsets: Sequence[str]) -> None:
-    """Refuses a subset that doesn't exist."""
-    if not subsets or (unknown := [subset for subset in subsets if subset not in SUBSETS]):
-        named = f"there is no subset {unknown[0]!r}" if subsets else "there is no subset to run"
-        raise ValueError(f"{named}: take some of {','.join(SUBSETS)}")
+        # The videos of a set are rendered and embedded once for all subsets that use them.
+        embedded: dict[str, list[VideoEmbedding]] = {label: [] for label in embedders}
+        for label, result in _embed(embedders, videos):
+            embedded[label].append(result)
+            done += 1
+            if progress:
+                progress(done, total)
+        for subset in (subset for subset in subsets if SUBSETS[subset] == videos.name):
+            task = make_task(subset, videos)
+            instruction = None if task.is_qa else reader.backbone.query_instruction
+            texts = _vectors(reader.encode_texts(task.candidate_texts, instruction=instruction))
+            for label, results in embedded.items():
+                allocations = [result.allocation for result in results]
+                cosines = task.scores(texts, _vectors(results))
+                scores[label, subset] = measure(label, subset, cosines, task.targets, allocations)
+    return [scores[label, subset] for label in embedders for subset in subsets]
 
 
 def draw_videos(name: str, limit: int | None = None, seed: int | None = None) -> VideoSet:
@@ -147,51 +128,61 @@ def draw_videos(name: str, limit: int | None = None, seed: int | None = None) ->
     >>> len(draw_videos("qa")), len(draw_videos("short", limit=7))
     (500, 7)
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, not {limit}")
-    if seed is not None and seed < 0:
-        raise ValueError(f"seed must be 0 or more, not {seed}")
+    check_videos(limit, seed)
     numbers = [TEST_SEEDS[name], 0 if seed is None else 1 + seed]
-    kinds = ("short", "long") if name == "qa" else (name,)
+    kinds: tuple[Kind, ...] = ("short", "long") if name == "qa" else (cast(Kind, name),)
     parts = [world.draw(VIDEOS // len(kinds), numbers, kind, split="test", orientation="mixed") for kind in kinds]
-    # Kinds take turns, so that the first few videos hold as many of each.
+    # Kinds take turns, so that any first few videos hold the same number of each.
     turns = np.arange(VIDEOS).reshape(len(kinds), -1).T.ravel()[:limit]
     return VideoSet(name, f"{name} {numbers}", world.concat(parts).select(turns))
 
 
-def make_task(subset: str, videos: VideoSet) -> Task:
+def make_task(subset: str, videos: VideoSet) -> BenchmarkTask:
     """The texts of a subset and their targets.
 
     >>> task = make_task("qa", draw_videos("qa", limit=5))
-    >>> len(task.texts), task.options, len(task.targets)
-    (20, 4, 5)
+    >>> len(task.texts), len(task.candidate_texts), len(task.targets)
+    (5, 20, 5)
     """
     if subset == "qa":
         asked = questions(videos)
-        options = [option for question in asked for option in question.options]
-        return Task(options, np.array([question.answer for question in asked]), len(asked[0].options))
-    source = videos.text_source(subset)
-    if subset.endswith("-video"):
-        texts = [world.describe_video(videos.timelines, video, source) for video in range(len(videos))]
-        return Task(texts, np.arange(len(videos)))
-    texts, targets = [], []
-    for video, count in enumerate(videos.timelines.events.tolist()):
-        for event in sorted(source.sample(range(count), min(CLIP_QUERIES, count))):
+        texts, options = [question.text for question in asked], [list(question.options) for question in asked]
+        targets = np.array([question.answer for question in asked])
+        return BenchmarkTask(subset, "", texts, videos.sources, targets, options)
+    source, texts, targets = videos.text_source(subset), [], []
+    for video, events in enumerate(videos.timelines.events.tolist()):
+        if subset.endswith("-video"):
+            texts.append(world.describe_video(videos.timelines, video, source))
+            targets.append(video)
+            continue
+        for event in sorted(source.sample(range(events), min(CLIP_QUERIES, events))):
             texts.append(world.describe_moment(videos.timelines, video, event, source))
             targets.append(video)
-    return Task(texts, np.array(targets))
+    return BenchmarkTask(subset, "", texts, videos.sources, np.array(targets))
 
 
 def questions(videos: VideoSet) -> list[world.Question]:
-    """A question with its options about every video."""
+    """A question with its options about each video."""
     source = videos.text_source("qa")
     return [world.question(videos.timelines, video, source) for video in range(len(videos))]
+
+
+def describe_videos(limit: int | None, seed: int | None) -> str:
+    """Words that say which test videos were used.
+
+    >>> describe_videos(20, None)
+    'the shipped test videos; only the first 20 of every 500, so retrieval is easier'
+    """
+    videos = "the shipped test videos" if seed is None else f"fresh test videos, seed {seed}"
+    if limit is None or limit >= VIDEOS:
+        return videos
+    return f"{videos}; only the first {limit} of every {VIDEOS}, so retrieval is easier"
 
 
 def clips_of(
     videos: VideoSet, chosen: Sequence[int], counts: Sequence[int], device: str | torch.device = "cpu"
 ) -> dict[int, list[Clip]]:
-    """For each count of frames, the chosen videos sampled at so many; every frame is rendered once.
+    """For each count, clips of the chosen videos with that many frames; each frame is rendered once.
 
     >>> clips = clips_of(draw_videos("short"), [3, 4], [8, 24])
     >>> len(clips[8]), len(clips[24][0]), clips[8][0].indices.tolist(), clips[8][0].total
@@ -200,61 +191,36 @@ def clips_of(
     indices = {count: candidate_indices(NOMINAL_FRAMES, count) for count in counts}
     every = np.unique(np.concatenate(list(indices.values())))
     clips: dict[int, dict[int, Clip]] = {count: {} for count in counts}
-    chosen = np.asarray(chosen)
-    upright = videos.timelines.portrait[chosen]
-    for members in (chosen[upright], chosen[~upright]):
+    numbers, names = np.asarray(chosen), videos.sources
+    upright = videos.timelines.portrait[numbers]
+    for members in (numbers[upright], numbers[~upright]):
         if not len(members):
             continue
         frames = world.render(videos.timelines.select(members), every / (NOMINAL_FRAMES - 1), device=device)
         frames = frames.permute(0, 1, 3, 4, 2).contiguous().cpu().numpy()
         for video, pictures in zip(members.tolist(), frames, strict=True):
+            duration, name = float(videos.timelines.duration[video]), str(names[video])
             for count, wanted in indices.items():
-                clips[count][video] = _clip(videos, video, wanted, pictures[np.searchsorted(every, wanted)])
-    return {count: [by_video[video] for video in chosen.tolist()] for count, by_video in clips.items()}
+                shown, times = pictures[np.searchsorted(every, wanted)], wanted / (NOMINAL_FRAMES - 1) * duration
+                clips[count][video] = Clip(shown, times, wanted, NOMINAL_FRAMES, duration, name)
+    return {count: [by_video[video] for video in numbers.tolist()] for count, by_video in clips.items()}
 
 
-def _clip(videos: VideoSet, video: int, indices: np.ndarray, frames: np.ndarray) -> Clip:
-    duration = float(videos.timelines.duration[video])
-    times = indices / (NOMINAL_FRAMES - 1) * duration
-    return Clip(frames, times, indices, NOMINAL_FRAMES, duration, f"nano/{videos.name}/{video:03}")
-
-
-def _evaluate_set(
-    embedders: Mapping[str, AllocEmbed], videos: VideoSet, subsets: Sequence[str], tick: Callable[[], None]
-) -> Iterator[Row]:
-    """Rows of the subsets that use one set of videos, which are rendered and embedded once for all of them."""
+def _embed(embedders: Mapping[str, AllocEmbed], videos: VideoSet) -> Iterator[tuple[str, VideoEmbedding]]:
+    """Embed all videos with all embedders, a few videos at a time, so that memory does not grow with the benchmark."""
     asked = [question.text for question in questions(videos)] if videos.name == "qa" else None
-    embedded = _embed(embedders, videos, asked, tick)
-    reader = next(iter(embedders.values()))
-    for subset in subsets:
-        task = make_task(subset, videos)
-        instruction = None if task.options else reader.backbone.query_instruction
-        texts = _vectors(reader.encode_texts(task.texts, instruction=instruction))
-        for label, results in embedded.items():
-            scores = task.scores(texts, _vectors(results))
-            yield measure(label, subset, scores, task.targets, [result.allocation for result in results])
-
-
-def _embed(
-    embedders: Mapping[str, AllocEmbed], videos: VideoSet, texts: list[str] | None, tick: Callable[[], None]
-) -> dict[str, list[Embedding]]:
-    """All videos by all embedders, a few videos at a time, so that memory does not grow with the benchmark."""
-    counts = {label: e.allocator.frames_wanted(e.budget, e.candidates) for label, e in embedders.items()}
+    counts = sorted({embedder.frames_wanted for embedder in embedders.values()})
     device = next(iter(embedders.values())).backbone.device
     batch = 4 if device.type == "cpu" else AT_ONCE
-    results: dict[str, list[Embedding]] = {label: [] for label in embedders}
     for start in range(0, len(videos), AT_ONCE):
-        chosen = range(start, min(start + AT_ONCE, len(videos)))
-        clips = clips_of(videos, chosen, sorted(set(counts.values())), device)
+        clips = clips_of(videos, range(start, min(start + AT_ONCE, len(videos))), counts, device)
+        some = asked[start : start + AT_ONCE] if asked else None
         for label, embedder in embedders.items():
-            text = texts[start : start + AT_ONCE] if texts else None
-            for result in embedder.stream(clips[counts[label]], text, batch=batch):
+            for result in embedder.stream(clips[embedder.frames_wanted], some, batch=batch):
                 if isinstance(result, Failure):
                     raise result.error
-                results[label].append(result)
-                tick()
-    return results
+                yield label, result
 
 
-def _vectors(embeddings: Sequence[Embedding]) -> np.ndarray:
+def _vectors(embeddings: Sequence[VideoEmbedding] | Sequence[TextEmbedding]) -> np.ndarray:
     return np.stack([embedding.vector for embedding in embeddings]).astype(np.float64)

@@ -1,12 +1,9 @@
-"""Runs methods on tasks: embeds what is not stored yet, this process's share of it, and scores what all have stored.
+"""Run methods on tasks: embed what the cache lacks, then score.
 
-Started by torchrun, every process takes the jobs whose key falls to it, so they need not agree on what is missing. A
-video that can't be read costs the queries that need it, and is named.
+Under torchrun each process embeds the jobs whose key falls to it, so processes need not agree on what is missing. A
+video that cannot be read costs the queries that need it, and is listed.
 """
 
-from __future__ import annotations
-
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -15,238 +12,198 @@ from pathlib import Path
 import numpy as np
 
 from allocembed.backbones.base import LONGEST_TEXT
-from allocembed.benchmarks.metrics import Row, hits, measure
-from allocembed.benchmarks.store import Entry, Store, make_key, text_store, video_digest, video_store
-from allocembed.benchmarks.tasks import Task, instruction_for, score_options
-from allocembed.budget import BudgetError
+from allocembed.benchmarks.cache import CachedEmbedding, EmbeddingCache, make_key, video_digest
+from allocembed.benchmarks.metrics import Score, hits, measure
+from allocembed.benchmarks.tasks import BenchmarkTask, instruction_for
 from allocembed.embedder import AllocEmbed, Failure
-from allocembed.output import whole_file
-from allocembed.rdpo.processes import Processes
+from allocembed.errors import BudgetError, DataError
+from allocembed.execution.distributed import Processes
 
 TEXTS_AT_ONCE = 64
-FAILURES = "unreadable"
 
 Progress = Callable[[int, int], None]
-"""Called with the embeddings made so far and to be made, by this process, in this run."""
+"""Called with the number of embeddings made so far and to be made by this process in this run."""
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """How one method did on one task, query by query."""
+class TaskOutcome:
+    """Result of one method on one task, query by query."""
 
-    row: Row
+    score: Score
     tokens: float
-    """Mean visual tokens that the language model read for a video."""
-    task: Task
-    """What was asked in the end: without the queries whose video could not be read."""
+    """Mean visual tokens that the language model read per video."""
+    task: BenchmarkTask
+    """The task as scored: without the queries whose video could not be read."""
     best: np.ndarray
     """(Q,) index of the candidate ranked first."""
     hits: np.ndarray
-    """(Q,) 1 where that is the right one; less where others are ranked equal."""
+    """(Q,) 1 if that is the right one; less if others tie with it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Results:
-    """Everything one backbone did, and what was left out."""
+class EvaluationResults:
+    """Results of one backbone, and the videos that could not be read."""
 
-    outcomes: list[Outcome]
+    outcomes: list[TaskOutcome]
     failures: list[str]
 
     @property
-    def rows(self) -> list[Row]:
-        return [outcome.row for outcome in self.outcomes]
+    def scores(self) -> list[Score]:
+        return [outcome.score for outcome in self.outcomes]
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
-    """A task as one method is to do it."""
+class VideoJobs:
+    """The videos of one task as one method embeds them."""
 
     label: str
-    task: Task
+    embedder: AllocEmbed
+    cache: EmbeddingCache
+    task: BenchmarkTask
     prompt: str
     """The task's prompt as the backbone's family words it."""
     keys: list[str]
-    """One for every video of the task."""
+    """Cache key of each video of the task."""
 
-    @property
-    def instruction(self) -> str | None:
-        """What stands before a video: the prompt belongs to the queries, and only questions are queries with one."""
-        return self.prompt if self.task.asks else None
+    def embed(self, todo: Mapping[str, int], batch: int, failures: dict[str, str]) -> Iterator[int]:
+        """Embed the videos at the places `todo` into the cache; yield how many were finished at each step."""
+        # Another task may have the same video with the same text, and may have been embedded meanwhile.
+        left = {key: place for key, place in todo.items() if key not in self.cache}
+        if len(left) < len(todo):
+            yield len(todo) - len(left)
+        sources = [self.task.videos[place] for place in left.values()]
+        questions = [self.task.texts[place] for place in left.values()] if self.task.is_qa else None
+        # A prompt belongs to a query, and a video is part of the query only when it is asked about.
+        instruction = self.prompt if self.task.is_qa else None
+        results = self.embedder.stream(sources, questions, instruction=instruction, batch=batch)
+        for key, result in zip(left, results, strict=True):
+            if isinstance(result, Failure):
+                if any(isinstance(error, BudgetError) for error in (result.error, result.error.__cause__)):
+                    # The settings are at fault, not the file.
+                    raise BudgetError(f"{self.label} cannot meet the budget: {result.error}")
+                failures[key] = str(result.error)
+            else:
+                used = result.allocation
+                self.cache.add(key, CachedEmbedding(result.vector, used.cost, used.budget, used.base_cost))
+            yield 1
+
+    def score(self, texts: EmbeddingCache) -> TaskOutcome:
+        """Score the task from cached embeddings, without the videos that are not there."""
+        found = np.array([key in self.cache for key in self.keys], bool)
+        if not found.any():
+            raise DataError(f"cannot read any of the {len(found):,} videos of {self.task.name}: check its folder")
+        task = _readable(self.task, found)
+        entries = [self.cache[key] for key in self.keys if key in self.cache]
+        vectors = np.stack([entry.vector for entry in entries]).astype(np.float64)
+        asked = [texts[key].vector for key in _text_keys(task, self.prompt)]
+        scores = task.scores(np.stack(asked).astype(np.float64), vectors)
+        score = measure(self.label, task.name, scores, task.targets, entries)
+        tokens = float(np.mean([entry.cost for entry in entries]))
+        return TaskOutcome(score, tokens, task, scores.argmax(1), hits(scores, task.targets))
 
 
 def evaluate(
     embedders: Mapping[str, AllocEmbed],
-    tasks: Sequence[Task],
+    tasks: Sequence[BenchmarkTask],
     cache: Path,
     *,
     processes: Processes | None = None,
     batch: int = 4,
     progress: Progress | None = None,
-) -> Results:
-    """Hit@1 and cost of embedders by label, all with one backbone, on every task."""
+) -> EvaluationResults:
+    """Hit@1 and cost of each embedder, by label, on each task. All embedders share one backbone."""
     processes = processes or Processes("cpu")
-    tasks = [_shorten(task) for task in tasks]
     reader = next(iter(embedders.values()))
-    stores = _stores(embedders, cache)
-    texts = text_store(cache, reader.backbone)
-    digests = {video: _digest(video) for task in tasks for video in task.videos}
-    family = reader.backbone.family
-    wanted = [_want(label, task, family, digests) for label in embedders for task in tasks]
+    prompted = [(_shorten(task), instruction_for(task.prompt, reader.backbone.family)) for task in tasks]
+    texts = EmbeddingCache.for_texts(cache, reader)
+    digests = {video: _digest(video) for video in dict.fromkeys(video for task in tasks for video in task.videos)}
+    caches: dict[Path, EmbeddingCache] = {}
+    jobs: list[VideoJobs] = []
+    for label, embedder in embedders.items():
+        # Embedders with equal identities, such as Base in a sweep over frames, share a cache.
+        videos = EmbeddingCache.for_videos(cache, embedder)
+        videos = caches.setdefault(videos.folder, videos)
+        for task, prompt in prompted:
+            jobs.append(VideoJobs(label, embedder, videos, task, prompt, _video_keys(task, prompt, digests)))
 
-    def mine(keys: Sequence[str], store: Store) -> dict[str, int]:
-        """The places of the jobs that are missing and fall to this process, each once."""
+    def missing(keys: Sequence[str], stored: EmbeddingCache) -> dict[str, int]:
+        """Keys that are not stored and fall to this process, each with its first place."""
         places: dict[str, int] = {}
         for place, key in enumerate(keys):
-            if key not in store and int(key[:8], 16) % processes.world == processes.rank:
+            if key not in stored and int(key[:8], 16) % processes.world == processes.rank:
                 places.setdefault(key, place)
         return places
 
-    asked = {key: job for task in tasks for key, job in _text_jobs(task, family).items()}
-    text_jobs = {key: asked[key] for key in mine(list(asked), texts)}
-    video_jobs = [(each, mine(each.keys, stores[each.label])) for each in wanted]
-    total = len(text_jobs) + sum(len(jobs) for _, jobs in video_jobs)
+    text_jobs: dict[str | None, dict[str, str]] = {}  # by instruction, then by key
+    for task, prompt in prompted:
+        asked, todo = task.candidate_texts, missing(_text_keys(task, prompt), texts)
+        own = text_jobs.setdefault(None if task.is_qa else prompt, {})
+        own |= {key: asked[place] for key, place in todo.items()}
+    video_jobs = [(job, missing(job.keys, job.cache)) for job in jobs]
+    total = sum(map(len, text_jobs.values())) + sum(len(todo) for _, todo in video_jobs)
     failures: dict[str, str] = {}
     steps = chain(
-        _embed_texts(reader, text_jobs, texts),
-        *(_embed_videos(embedders[w.label], w, jobs, stores[w.label], batch, failures) for w, jobs in video_jobs),
+        *(_embed_texts(reader, instruction, todo, texts) for instruction, todo in text_jobs.items()),
+        *(job.embed(todo, batch, failures) for job, todo in video_jobs),
     )
     try:
         for done in accumulate(steps):
             if progress:
                 progress(done, total)
     finally:
-        for store in (texts, *stores.values()):
-            store.flush()
-    failures = _share(failures, cache, processes)
-    for store in (texts, *stores.values()):
-        store.refresh()
-    outcomes = [_score(each, stores[each.label], texts) for each in wanted]
-    return Results(outcomes, sorted(set(failures.values())))
+        for stored in (texts, *caches.values()):
+            stored.flush()
+    said = {error for part in processes.share(failures) for error in part.values()}
+    for stored in (texts, *caches.values()):
+        stored.refresh()
+    return EvaluationResults([job.score(texts) for job in jobs], sorted(said))
 
 
-def _stores(embedders: Mapping[str, AllocEmbed], cache: Path) -> dict[str, Store]:
-    """The store of every label; those whose settings come to the same, as Base's in a sweep over frames, share one."""
-    shared: dict[Path, Store] = {}
-    stores = {label: video_store(cache, embedder) for label, embedder in embedders.items()}
-    return {label: shared.setdefault(store.folder, store) for label, store in stores.items()}
-
-
-def _shorten(task: Task) -> Task:
-    """Texts no longer than backbones read: descriptions of whole videos can be."""
-    if all(len(text) <= LONGEST_TEXT for text in task.texts):
-        return task
+def _shorten(task: BenchmarkTask) -> BenchmarkTask:
+    """Cut texts to the length that backbones accept: descriptions of whole videos can be longer."""
     long = sum(len(text) > LONGEST_TEXT for text in task.texts)
+    if not long:
+        return task
     notes = (*task.notes, f"{long:,} texts cut to {LONGEST_TEXT:,} characters")
-    texts = [text[:LONGEST_TEXT] for text in task.texts]
-    return replace(task, texts=texts, notes=notes)
+    return replace(task, texts=[text[:LONGEST_TEXT] for text in task.texts], notes=notes)
 
 
 def _digest(video: Path) -> str:
     try:
         return video_digest(video)
     except OSError:
-        return str(video)  # whoever reads it says what is wrong with it
+        return str(video)  # reading it will say what is wrong
 
 
-def _text_jobs(task: Task, family: str) -> dict[str, tuple[str, str | None]]:
-    """The texts to embed with their instructions, by key: the queries, or all options, which have none."""
-    if task.options is not None:
-        jobs = [(text, None) for options in task.options for text in options]
-    else:
-        jobs = [(text, instruction_for(task.prompt, family)) for text in task.texts]
-    return {make_key(*job): job for job in jobs}
+def _text_keys(task: BenchmarkTask, prompt: str) -> list[str]:
+    """Cache keys of the texts to compare with videos; options have no instruction."""
+    return [make_key(text, None if task.is_qa else prompt) for text in task.candidate_texts]
 
 
-def _want(label: str, task: Task, family: str, digests: Mapping[Path, str]) -> Wanted:
-    prompt = instruction_for(task.prompt, family)
-    if task.asks:
-        keys = [make_key(digests[video], text, prompt) for video, text in zip(task.videos, task.texts, strict=True)]
-    else:
-        keys = [make_key(digests[video], None, None) for video in task.videos]
-    return Wanted(label, task, prompt, keys)
+def _video_keys(task: BenchmarkTask, prompt: str, digests: Mapping[Path, str]) -> list[str]:
+    if task.is_qa:
+        return [make_key(digests[video], text, prompt) for video, text in zip(task.videos, task.texts, strict=True)]
+    return [make_key(digests[video], None, None) for video in task.videos]
 
 
-def _embed_texts(reader: AllocEmbed, jobs: Mapping[str, tuple[str, str | None]], store: Store) -> Iterator[int]:
-    by_instruction: dict[str | None, list[str]] = {}
-    for key, (_, instruction) in jobs.items():
-        by_instruction.setdefault(instruction, []).append(key)
-    for instruction, keys in by_instruction.items():
-        for start in range(0, len(keys), TEXTS_AT_ONCE):
-            some = keys[start : start + TEXTS_AT_ONCE]
-            made = reader.encode_texts([jobs[key][0] for key in some], instruction=instruction)
-            for key, embedding in zip(some, made, strict=True):
-                store.add(key, Entry.of(embedding))
-            yield len(some)
-
-
-def _embed_videos(
-    embedder: AllocEmbed, wanted: Wanted, jobs: Mapping[str, int], store: Store, batch: int, failures: dict[str, str]
+def _embed_texts(
+    reader: AllocEmbed, instruction: str | None, texts: Mapping[str, str], cache: EmbeddingCache
 ) -> Iterator[int]:
-    # Another task may have the same video with the same text, and may have been done meanwhile.
-    left = {key: place for key, place in jobs.items() if key not in store}
-    if len(left) < len(jobs):
-        yield len(jobs) - len(left)
-    sources = [wanted.task.videos[place] for place in left.values()]
-    texts = [wanted.task.texts[place] for place in left.values()] if wanted.task.asks else None
-    results = embedder.stream(sources, texts, instruction=wanted.instruction, batch=batch)
-    for key, result in zip(left, results, strict=True):
-        if isinstance(result, Failure):
-            if isinstance(result.error.__cause__, BudgetError):  # the settings are at fault, not the file
-                raise BudgetError(f"{wanted.label} can't keep the budget: {result.error}")
-            failures[key] = str(result.error)
-        else:
-            store.add(key, Entry.of(result))
-        yield 1
+    keys = list(texts)
+    for start in range(0, len(keys), TEXTS_AT_ONCE):
+        some = keys[start : start + TEXTS_AT_ONCE]
+        made = reader.encode_texts([texts[key] for key in some], instruction=instruction)
+        for key, embedding in zip(some, made, strict=True):
+            cache.add(key, CachedEmbedding(embedding.vector))
+        yield len(some)
 
 
-def _share(failures: dict[str, str], cache: Path, processes: Processes) -> dict[str, str]:
-    """What no process could read, known to all of them."""
-    if processes.world == 1:
-        return failures
-    paths = [cache / f"{FAILURES}-{rank}.json" for rank in range(processes.world)]
-    with whole_file(paths[processes.rank]) as scratch:
-        scratch.write_text(json.dumps(failures), encoding="utf-8")
-    processes.wait()
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    processes.wait()
-    paths[processes.rank].unlink()
-    return {key: error for part in found for key, error in part.items()}
-
-
-def _score(wanted: Wanted, store: Store, texts: Store) -> Outcome:
-    there = np.array([key in store for key in wanted.keys], bool)
-    if not there.any():
-        raise ValueError(f"none of the {len(there):,} videos of {wanted.task.name} could be read: check its folder")
-    task = _readable(wanted.task, there)
-    entries = [store[key] for key, found in zip(wanted.keys, there, strict=True) if found]
-    vectors = np.stack([entry.vector for entry in entries]).astype(np.float64)
-    if task.options is not None:
-        scores = score_options(vectors, [_vectors(texts, own, None) for own in task.options])
-    else:
-        scores = _vectors(texts, task.texts, wanted.prompt) @ vectors.T
-    row = measure(wanted.label, task.name, scores, task.targets, entries)
-    tokens = float(np.mean([entry.cost for entry in entries]))
-    return Outcome(row, tokens, task, scores.argmax(1), hits(scores, task.targets))
-
-
-def _vectors(store: Store, texts: Sequence[str], instruction: str | None) -> np.ndarray:
-    return np.stack([store[make_key(text, instruction)].vector for text in texts]).astype(np.float64)
-
-
-def _readable(task: Task, there: np.ndarray) -> Task:
+def _readable(task: BenchmarkTask, found: np.ndarray) -> BenchmarkTask:
     """The task without the videos that could not be read and the queries that need them."""
-    if there.all():
+    if found.all():
         return task
-    lost = int((~there).sum())
-    if task.asks:
-        return task.keep(
-            np.flatnonzero(there).tolist(), (*task.notes, f"{lost:,} questions about unreadable videos left out")
-        )
-    kept = np.flatnonzero(there[task.targets])
-    return replace(
-        task,
-        texts=[task.texts[i] for i in kept],
-        targets=(np.cumsum(there) - 1)[task.targets[kept]],
-        videos=[video for video, found in zip(task.videos, there, strict=True) if found],
-        notes=(*task.notes, f"{lost:,} unreadable videos and their {len(task.texts) - len(kept):,} queries left out"),
-    )
+    lost = int((~found).sum())
+    if task.is_qa:
+        return task.keep_videos(found, f"{lost:,} questions about unreadable videos left out")
+    queries = int((~found[task.targets]).sum())
+    return task.keep_videos(found, f"{lost:,} unreadable videos and their {queries:,} queries left out")

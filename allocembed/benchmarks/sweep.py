@@ -1,129 +1,111 @@
-"""The paper's two observations (section 3) on NanoRet: more frames help, and under a fixed budget they still do.
+"""Sweeps: methods at several numbers of frames (figure 2 of the paper) or budgets (figure 5).
 
-Full Resolution reads 8, 16, 24, 32 and 48 native frames and pays for each; Uniform Allocation looks at as many, shrunk
-to the tokens of 8. Both are Base at 8 frames, so the lines part from one point.
+A sweep over frames keeps the budget and samples more and more of the video; Full Resolution pays for each frame, the
+others shrink them. A sweep over budgets gives Base 8, 16 and 20 frames and the others three times as many candidates
+for the same tokens. Any benchmark that scores embedders by label can be swept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from rich.table import Table
-
-from allocembed.backbones import Backbone
-from allocembed.benchmarks import report
-from allocembed.benchmarks.metrics import Row
-from allocembed.benchmarks.nano import LAYOUT, RETRIEVAL, Progress, at_home, evaluate_embedders
-from allocembed.benchmarks.report import Summary, summarise
+from allocembed.allocators.base import Allocator
+from allocembed.backbones.base import Backbone
+from allocembed.benchmarks.metrics import Score
+from allocembed.benchmarks.paper import TITLES
+from allocembed.benchmarks.report import TableLayout, as_json, markdown_list, markdown_table, summarise
+from allocembed.benchmarks.request import SweepOver
+from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
-from allocembed.output import whole_file
 
-FRAME_COUNTS = (8, 16, 24, 32, 48)
-METHODS = {"full": "full resolution", "uniform": "fixed budget"}
-WHAT = "Hit@1 in percent, average of the four retrieval subsets"
-COLOURS = {"full": "#d1495b", "uniform": "#00798c"}
-
-Sweep = Mapping[int, Sequence[Row]]
-"""Rows of both methods on the four retrieval subsets, by the number of frames."""
+FRAMES = (8, 16, 24, 32, 48)
+BUDGETS = {8: 24, 16: 48, 20: 60}
+"""Budgets in native frames, and the candidates that share each."""
 
 
-def sweep_frames(
-    backbone: Backbone,
-    *,
-    limit: int | None = None,
-    seed: int | None = None,
-    progress: Progress | None = None,
-    **settings,
-) -> dict[int, list[Row]]:
-    """Runs both methods at every frame count, on one rendering of the videos; `settings` are those of `AllocEmbed`."""
-    home = at_home(backbone)
-    labels = {f"{method}@{count}": (method, count) for count in FRAME_COUNTS for method in METHODS}
-    embedders = {
-        label: AllocEmbed(home, method, candidates=count, **settings) for label, (method, count) in labels.items()
+@dataclass(frozen=True)
+class SweepPoint:
+    """A method at one point: mean Hit@1 over the tasks, and its cost in units of Base's."""
+
+    x: int
+    """Frames, or native frames of the budget."""
+    hit1: float
+    cost: float
+    over_budget: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """The scores of one backbone at each point."""
+
+    over: SweepOver
+    backbone: str
+    scores: Sequence[Score]
+    """Scores of each subset, labelled method@point."""
+    notes: Sequence[str] = ()
+    """What a reader must know, such as what a cost of 1.000× is."""
+    failures: Sequence[str] = ()
+    videos: Mapping[str, str] = field(default_factory=dict)
+    """The set of videos of subsets that share one."""
+
+    @cached_property
+    def curves(self) -> dict[str, list[SweepPoint]]:
+        """The points of each method."""
+        subsets = list(dict.fromkeys(score.subset for score in self.scores))
+        curves: dict[str, list[SweepPoint]] = {}
+        for summary in summarise(self.scores, TableLayout("", {"mean": subsets}, self.videos)):
+            method, x = summary.method.rsplit("@", 1)
+            point = SweepPoint(int(x), summary.averages["mean"], summary.cost, summary.over_budget)
+            curves.setdefault(method, []).append(point)
+        return curves
+
+    @property
+    def points(self) -> list[int]:
+        return [point.x for point in next(iter(self.curves.values()))]
+
+
+def make_embedders(
+    over: SweepOver | None, backbone: Backbone, allocators: Mapping[str, Allocator], config: EmbedConfig
+) -> dict[str, AllocEmbed]:
+    """Each method, or each method at each point of a sweep, labelled method@point."""
+    if over is None:
+        return {method: AllocEmbed(backbone, allocator, config) for method, allocator in allocators.items()}
+    configs = {x: replace(config, candidates=x) for x in FRAMES}
+    if over == "budgets":
+        configs = {x: replace(config, budget=f"{x}f", candidates=count) for x, count in BUDGETS.items()}
+    return {
+        f"{method}@{x}": AllocEmbed(backbone, allocator, varied)
+        for x, varied in configs.items()
+        for method, allocator in allocators.items()
     }
-    sweep: dict[int, list[Row]] = {count: [] for count in FRAME_COUNTS}
-    for row in evaluate_embedders(embedders, subsets=RETRIEVAL, limit=limit, seed=seed, progress=progress):
-        method, count = labels[row.method]
-        sweep[count].append(replace(row, method=method))
-    return sweep
 
 
-def as_json(sweep: Sweep, **common: object) -> list[dict]:
-    """The sweep in plain numbers: rows as `report.as_json` has them, each with its number of frames."""
-    return [line for count, rows in sweep.items() for line in report.as_json(rows, **common, frames=count)]
+def sweep_json(sweeps: Sequence[Sweep]) -> dict[str, Any]:
+    """Sweeps of several backbones as plain JSON values: the curves, and the scores of each subset."""
+    return {
+        "results": [
+            {
+                "sweep": sweep.over,
+                "backbone": sweep.backbone,
+                "curves": {method: [vars(point) for point in points] for method, points in sweep.curves.items()},
+                "rows": as_json(sweep.scores, backbone=sweep.backbone),
+                "notes": list(sweep.notes),
+                "left_out": list(sweep.failures),
+            }
+            for sweep in sweeps
+        ]
+    }
 
 
-def rich_table(sweep: Sweep, title: str, note: str = "") -> Table:
-    """Average Hit@1 and cost by frame count, for a terminal."""
-    table = Table(title=f"{title}: {WHAT}", caption=note or None, box=None, header_style="dim")
-    heads, *lines = _lines(sweep)
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if number else "left")
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
-def markdown(sweep: Sweep, title: str, note: str = "") -> str:
-    """The same for a document."""
-    return report.markdown_table(f"{title}: {WHAT}", _lines(sweep), note)
-
-
-def plot(sweeps: Mapping[str, Sweep], stem: Path) -> list[Path]:
-    """Draws one panel a backbone into `stem`.png and `stem`.svg: average Hit@1 over frames, costs at the line ends."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    # Text stays text in the SVG, and equal numbers give equal files.
-    with rc_context({"font.family": "DejaVu Sans", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "sweep"}):
-        figure = Figure(figsize=(0.4 + 3.9 * len(sweeps), 2.9), layout="constrained")
-        panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
-        for panel, (title, sweep) in zip(panels, sweeps.items(), strict=True):
-            _draw(panel, sweep)
-            panel.set_title(title, fontsize=10, fontweight="bold", loc="left")
-        panels[0].set_ylabel("Hit@1, average of four subsets (%)")
-        paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
-        for path in paths:
-            dates = {"Date": None} if path.suffix == ".svg" else None
-            with whole_file(path) as scratch:
-                figure.savefig(scratch, format=path.suffix[1:], dpi=200, metadata=dates)
-    return paths
-
-
-def _draw(panel, sweep: Sweep) -> None:
-    by_method = _by_method(sweep)
-    highest = max(by_method, key=lambda method: by_method[method][-1].averages["retrieval"])
-    for method, summaries in by_method.items():
-        values = [summary.averages["retrieval"] for summary in summaries]
-        panel.plot(list(sweep), values, color=COLOURS[method], marker="o", markersize=4.5, linewidth=1.8)
-        panel.annotate(
-            f"{METHODS[method]}\n{values[-1]:.1f} at {summaries[-1].cost:.2g}× tokens",
-            (max(sweep), values[-1]),
-            # One above, one below, so that the lines may end close to each other.
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="bottom" if method == highest else "top",
-            color=COLOURS[method],
-            annotation_clip=False,
-        )
-    panel.set_xticks(list(sweep))
-    panel.set_xlabel("frames")
-    panel.set_ylim(bottom=0)
-    panel.grid(axis="y", color="#dddddd", linewidth=0.7)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def _by_method(sweep: Sweep) -> dict[str, list[Summary]]:
-    columns = [{summary.method: summary for summary in summarise(rows, LAYOUT)} for rows in sweep.values()]
-    return {method: [column[method] for column in columns] for method in METHODS}
-
-
-def _lines(sweep: Sweep) -> list[list[str]]:
-    lines = [["frames", *map(str, sweep)]]
-    for method, summaries in _by_method(sweep).items():
-        lines.append([f"{method}, {METHODS[method]}", *(f"{s.averages['retrieval']:.1f}" for s in summaries)])
-        lines.append(["its cost", *(f"{s.cost:.3f}×" for s in summaries)])
-    return lines
+def sweep_markdown(sweeps: Sequence[Sweep], benchmark: str) -> str:
+    """Tables of mean Hit@1 and cost at each point."""
+    tables = []
+    for sweep in sweeps:
+        lines = [["method", *(f"{x} frames" if sweep.over == "frames" else f"{x}f budget" for x in sweep.points)]]
+        for method, points in sweep.curves.items():
+            lines.append([TITLES.get(method, method), *(f"{point.hit1:.2f}" for point in points)])
+            lines.append(["its cost", *(f"{point.cost:.3f}×" for point in points)])
+        title = f"{benchmark}, {sweep.backbone}: mean Hit@1 in percent"
+        tables.append(markdown_table(title, lines, markdown_list(sweep.notes)))
+    return "\n".join(tables)

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from allocembed.errors import ConfigError, DataError, did_you_mean
+
 BELOW_ANY_COSINE = -2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """One task: every text looks for a video among all, or asks about one and chooses from options of its own."""
+class BenchmarkTask:
+    """Queries and candidates: a text looks for a video among all, or asks about one video and has its own options."""
 
     name: str
     prompt: str
-    """What introduces a query, in VLM2Vec's words."""
+    """Introduces a query, in VLM2Vec's words."""
     texts: list[str]
     """(Q) search sentences, or questions with their options written out."""
     videos: list[Path]
-    """(V) candidates, each once; for questions, the video each of them is about."""
+    """(V) candidates, each once; for questions (Q), the video of each question."""
     targets: np.ndarray
-    """(Q,) index of the right video, or of the right option."""
+    """(Q,) index of the right video or option."""
     options: list[list[str]] | None = None
-    """For questions, what each of them chooses from."""
+    """Options of each question; None for retrieval."""
     notes: tuple[str, ...] = ()
-    """What a reader of the numbers must know: what was left out, and why."""
+    """What a reader of the numbers must know, such as what was left out."""
 
     @property
-    def asks(self) -> bool:
+    def is_qa(self) -> bool:
         """Whether this is question answering."""
         return self.options is not None
 
-    def first(self, limit: int | None) -> Task:
-        """The first so many queries and the videos they need, which makes retrieval easier.
+    def first(self, limit: int | None) -> BenchmarkTask:
+        """Keep the first `limit` queries and the videos they need. Retrieval gets easier.
 
-        >>> task = Task("t", "Find:", ["a", "b", "c"], [Path("x"), Path("y")], np.array([1, 1, 0]))
+        >>> task = BenchmarkTask("t", "Find:", ["a", "b", "c"], [Path("x"), Path("y")], np.array([1, 1, 0]))
         >>> few = task.first(2)
         >>> few.texts, few.videos, few.targets.tolist()
         (['a', 'b'], [PosixPath('y')], [0, 0])
@@ -45,25 +47,87 @@ class Task:
         if limit is None or limit >= len(self.texts):
             return self
         note = f"only the first {limit} of {len(self.texts):,} queries"
-        return self.keep(range(limit), (*self.notes, note if self.asks else f"{note} and their videos"))
+        if self.is_qa:
+            return self.keep_videos(np.arange(len(self.texts)) < limit, note)
+        short = replace(self, texts=self.texts[:limit], targets=self.targets[:limit])
+        return short.keep_videos(np.isin(np.arange(len(self.videos)), short.targets), f"{note} and their videos")
 
-    def keep(self, queries: Sequence[int], notes: tuple[str, ...]) -> Task:
-        """Some of the queries and the videos they need."""
-        queries = list(queries)
-        texts, targets = [self.texts[i] for i in queries], self.targets[queries]
-        if self.options is not None:
-            options, videos = [self.options[i] for i in queries], [self.videos[i] for i in queries]
-            return replace(self, texts=texts, videos=videos, targets=targets, options=options, notes=notes)
-        used = np.unique(targets)
-        videos, targets = [self.videos[i] for i in used], np.searchsorted(used, targets)
-        return replace(self, texts=texts, videos=videos, targets=targets, notes=notes)
+    def keep_videos(self, kept: np.ndarray, note: str) -> BenchmarkTask:
+        """Drop videos, by a mask (V,), and the queries that need them; add a note."""
+        used = np.flatnonzero(kept if self.is_qa else kept[self.targets])
+        return replace(
+            self,
+            texts=[self.texts[i] for i in used],
+            videos=[self.videos[i] for i in np.flatnonzero(kept)],
+            targets=self.targets[used] if self.is_qa else (np.cumsum(kept) - 1)[self.targets[used]],
+            options=None if self.options is None else [self.options[i] for i in used],
+            notes=(*self.notes, note),
+        )
+
+    def find_videos(
+        self, find: Callable[[Path], Path | None], *, allow_missing: bool, remedy: Callable[[list[Path]], str]
+    ) -> BenchmarkTask:
+        """Replace videos by what `find` gives. Raise DataError if it gives None, unless `allow_missing` drops those.
+
+        `remedy` ends the error message, given the missing videos.
+        """
+        found = {video: find(video) for video in dict.fromkeys(self.videos)}
+        missing = [video for video, path in found.items() if path is None]
+        task = replace(self, videos=[found[video] or video for video in self.videos])
+        if not missing:
+            return task
+        note = f"{len(missing):,} of {len(found):,} videos are missing"
+        if not allow_missing or len(missing) == len(found):
+            raise DataError(f"{self.name}: {note}{remedy(missing)}")
+        return task.keep_videos(np.array([found[video] is not None for video in self.videos]), note)
+
+    @property
+    def candidate_texts(self) -> list[str]:
+        """The texts that are compared with videos: the options of all questions in order, or the queries."""
+        return self.texts if self.options is None else [option for own in self.options for option in own]
+
+    def scores(self, texts: np.ndarray, videos: np.ndarray) -> np.ndarray:
+        """Cosines (Q, candidates) from the vectors of `candidate_texts` (T, d) and of the videos (V, d).
+
+        Rows of questions with fewer options are filled with -2.
+
+        >>> asked = BenchmarkTask("t", "", ["?", "?"], [Path("x")] * 2, np.array([0, 0]), [["a", "b"], ["c"]])
+        >>> asked.scores(np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), np.eye(2)).tolist()
+        [[1.0, 0.0], [1.0, -2.0]]
+        """
+        if self.options is None:
+            return texts @ videos.T
+        counts = [len(own) for own in self.options]
+        scores = np.full((len(videos), max(counts)), BELOW_ANY_COSINE)
+        for row, video, own in zip(scores, videos, np.split(texts, np.cumsum(counts)[:-1]), strict=True):
+            row[: len(own)] = own @ video
+        return scores
+
+
+def check_names(kind: str, names: Sequence[str], known: Iterable[str]) -> list[str]:
+    """The names as the benchmark spells them, whatever their case. Raise ConfigError for an unknown one.
+
+    >>> check_names("task", ["msvd", "Video-MME"], ["MSVD", "Video-MME"])
+    ['MSVD', 'Video-MME']
+    >>> check_names("task", ["MSVDD"], ["MSVD", "Video-MME"])
+    Traceback (most recent call last):
+    allocembed.errors.ConfigError: unknown task 'MSVDD' (did you mean MSVD?): use some of MSVD,Video-MME
+    """
+    spelled = {name.lower(): name for name in known}
+    listed = f"use some of {','.join(spelled.values())}"
+    if not names:
+        raise ConfigError(f"there is no {kind} to run: {listed}")
+    for name in names:
+        if name.lower() not in spelled:
+            raise ConfigError(f"unknown {kind} {name!r}{did_you_mean(name, spelled.values())}: {listed}")
+    return list(dict.fromkeys(spelled[name.lower()] for name in names))
 
 
 def instruction_for(prompt: str, family: str) -> str:
-    """The prompt as a model family's own evaluation words it.
+    """The prompt as the evaluation of a model family words it; families without words of their own take it as it is.
 
-    VLM2Vec writes prompt, space, text; its prompt for questions ends in a space itself, so that two stand there.
-    Qwen3-VL-Embedding says the same as a sentence in the system's turn.
+    VLM2Vec writes prompt, space, text; its prompt for questions ends in a space itself, which makes two.
+    Qwen3-VL-Embedding writes the prompt as a sentence in the system turn.
 
     >>> instruction_for("Find a video:", "qwen2_vl"), instruction_for("Find a video:", "qwen3_vl")
     ('Find a video:', 'Find a video.')
@@ -74,15 +138,3 @@ def instruction_for(prompt: str, family: str) -> str:
         return prompt
     sentence = prompt.removesuffix(" Question: ").removesuffix(":")
     return sentence if sentence.endswith(".") else f"{sentence}."
-
-
-def score_options(videos: np.ndarray, options: Sequence[np.ndarray]) -> np.ndarray:
-    """(Q, most options) cosines of video vectors (Q, d) with their own options (n, d); below any cosine where none is.
-
-    >>> score_options(np.eye(2), [np.eye(2), np.array([[0.0, 1.0]])]).tolist()
-    [[1.0, 0.0], [1.0, -2.0]]
-    """
-    scores = np.full((len(videos), max(map(len, options), default=0)), BELOW_ANY_COSINE)
-    for row, video, own in zip(scores, videos, options, strict=True):
-        row[: len(own)] = own @ video
-    return scores

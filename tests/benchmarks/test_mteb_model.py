@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from allocembed import AllocEmbed
+from allocembed.config import EmbedConfig
 from tests.clips import write_video
 
 mteb = pytest.importorskip("mteb")
@@ -68,11 +69,33 @@ def test_mteb_runs_a_video_task(embedder, tmp_path, in_file):
     assert seen[0][1] == {"instruction": Tiny.metadata.prompt["query"]}
 
 
-def test_the_settings_of_the_allocation_are_part_of_the_experiment(embedder):
+def test_the_settings_are_part_of_the_experiment(embedder, qwen3_folder):
     meta = MtebModel(embedder).mteb_model_meta
-    assert meta.experiment_kwargs == {"method": "uniform", "budget": "2f", "candidates": 4, "scale_range": "0.2-1.8"}
+    assert meta.experiment_kwargs == {
+        "backbone": qwen3_folder.name,
+        "allocator": "uniform",
+        "budget": "2f",
+        "candidates": 4,
+        "scale_range": [0.2, 1.8],
+        "seek": "exact",
+        "dim": 32,
+    }
     assert meta.embed_dim == 32 and meta.modalities == ["text", "video"]
     assert isinstance(MtebModel(embedder), mteb.models.EncoderProtocol)
+
+
+def test_another_allocator_or_budget_has_another_revision(embedder):
+    config = EmbedConfig(budget="2f", candidates=4)
+    others = [AllocEmbed(embedder.backbone, "content", config), AllocEmbed(embedder.backbone, "uniform")]
+    models = [MtebModel(each).mteb_model_meta for each in (embedder, *others)]
+    assert len({meta.revision for meta in models}) == 3 and len({meta.name for meta in models}) == 1
+    same = AllocEmbed(embedder.backbone, "uniform", config)
+    assert MtebModel(same).mteb_model_meta.revision == models[0].revision
+
+
+def test_a_model_is_loaded_from_a_config(qwen3_folder):
+    model = MtebModel.from_config(EmbedConfig(backbone=str(qwen3_folder), allocator="base", device="cpu"))
+    assert model.embedder.allocator.name == "base"
 
 
 def test_vectors_are_compared_by_cosine(embedder):

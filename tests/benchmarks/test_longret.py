@@ -7,20 +7,20 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
-from typer.testing import CliRunner
 
+from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import composition, longret
-from allocembed.benchmarks.longret_sources import Described, read_lovr, read_vript
+from allocembed.benchmarks.longret import SourceVideo, read_lovr, read_vript
 from allocembed.benchmarks.paper import BINS, CORPORA, QUERIES, STATISTICS
-from allocembed.cli import app
+from allocembed.benchmarks.request import BenchmarkRequest
+from allocembed.benchmarks.runner import evaluate
+from allocembed.config import EmbedConfig
+from allocembed.embedder import AllocEmbed
+from allocembed.errors import ConfigError, DataError, OutputError
 from tests.datasets_on_disk import write_timed_video
 
 LOVR_MINUTES = {"lovr_a": 17.0, "lovr_b": 25.0, "lovr_c": 40.0}
 VRIPT_MINUTES = {"vr-1": 10.0, "vr-2": 12.5, "vr-3": 20.0, "vr-short": 9.9, "vr-empty": 14.0}
-
-
-def run(*words: object):
-    return CliRunner().invoke(app, list(map(str, words)))
 
 
 def write_lovr(root: Path, suffix: str = ".jsonl") -> Path:
@@ -110,7 +110,7 @@ def test_what_is_left_out_is_named_with_its_reason(built):
 
 
 def test_the_seed_alone_decides_which_clips_are_drawn():
-    many = Described("LoVR", "v", None, {str(i): f"c{i}" for i in range(50)}, "all")
+    many = SourceVideo("LoVR", "v", None, {str(i): f"c{i}" for i in range(50)}, "all")
     drawn = [tuple(q.query_id for q in longret.draw_queries(many, seed)) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 4
 
@@ -139,7 +139,7 @@ def test_every_difference_from_the_paper_is_named(built):
     assert composition.differences(composition.Composition({}, {}, {})) == [f"{s}: not built" for s in QUERIES]
 
 
-def test_the_papers_own_composition_differs_in_nothing():
+def test_the_papers_own_composition_has_no_differences():
     subsets = {
         name: composition.Subset(count, 1, CORPORA[name.split("-")[0]].videos) for name, count in QUERIES.items()
     }
@@ -148,47 +148,41 @@ def test_the_papers_own_composition_differs_in_nothing():
     assert list(BINS) == list(CORPORA["LoVR"].bins)
 
 
-def test_the_command_builds_what_the_evaluation_reads(sources, qwen2_folder, tmp_path):
+def test_the_benchmark_is_built_into_a_folder_that_the_evaluation_reads(sources, qwen2_folder, tmp_path):
     lovr, vript = sources
     out = tmp_path / "longret"
-    result = run("longret", "build", "--lovr", lovr, "--vript", vript, "--out", out)
-    assert result.exit_code == 0, result.output
-    assert "(a) Evaluation composition" in result.stdout and "## Differences from the paper" in result.stdout
-    assert result.stdout.strip() == (out / "composition.md").read_text().strip()
+    text, files = composition.build_benchmark(lovr, vript, out)
+    assert "(a) Evaluation composition" in text and "## Differences from the paper" in text
+    assert text == (out / "composition.md").read_text() and sorted(files) == sorted(out.iterdir())
     assert json.loads((out / "composition.json").read_text())["subsets"]["Vript-Clip"]["queries"] == 8
     assert (out / "left_out.txt").read_text().count("\n") == 2
-    loaded = longret.load(out)
-    task = longret.make_task(loaded, "Vript-Clip")
-    assert len(task.texts) == 8 and [video.stem for video in task.videos] == ["vr-1", "vr-2", "vr-3"]
-    assert np.array_equal(task.targets, [0, 0, 0, 1, 1, 2, 2, 2]) and not task.asks
-    result = run(
-        *("eval", "longret", "--data", out, "--backbone", qwen2_folder, "--methods", "base,uniform", "--json"),
-        *("--budget", "2f", "--candidates", 4, "--device", "cpu"),
-        *("--cache", tmp_path / "cache", "--out", tmp_path / "results"),
-    )
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)["results"][0]["rows"]
-    assert [(row["method"], row["subset"], row["n"]) for row in rows[:4]] == [
+    tasks = BenchmarkRequest(benchmark="longret", data=out).load_tasks()
+    clips = tasks[2]
+    assert len(clips.texts) == 8 and [video.stem for video in clips.videos] == ["vr-1", "vr-2", "vr-3"]
+    assert np.array_equal(clips.targets, [0, 0, 0, 1, 1, 2, 2, 2]) and not clips.is_qa
+    backbone, config = load_backbone(qwen2_folder, device="cpu"), EmbedConfig(budget="2f", candidates=4)
+    embedders = {method: AllocEmbed(backbone, method, config) for method in ("base", "uniform")}
+    scores = evaluate(embedders, tasks, tmp_path / "cache").scores
+    assert [(score.method, score.subset, score.n) for score in scores[:4]] == [
         ("base", "LoVR-Clip", 8),
         ("base", "LoVR-Video", 3),
         ("base", "Vript-Clip", 8),
         ("base", "Vript-Video", 3),
     ]
-    assert r"\multicolumn{2}{c}{Vript}" in (tmp_path / "results" / "results.tex").read_text()
 
 
-def test_a_composition_that_finds_no_room_is_said(sources, tmp_path, full_disk):
-    result = run("longret", "build", "--lovr", sources[0], "--out", tmp_path)
-    assert str(result.exception) == full_disk.format(tmp_path / "composition.md")
+def test_a_full_disk_is_named_and_leaves_whole_files_only(sources, tmp_path, full_disk):
+    with pytest.raises(OutputError) as error:
+        composition.build_benchmark(sources[0], None, tmp_path)
+    assert str(error.value) == full_disk.format(tmp_path / "composition.md")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["queries.parquet", "videos.parquet"]
 
 
 def test_records_may_be_parquet_and_one_source_is_enough(tmp_path):
     lovr = write_lovr(tmp_path / "lovr", ".parquet")
-    result = run("longret", "build", "--lovr", lovr, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "Vript-Clip: not built" in result.stdout
-    with pytest.raises(ValueError, match="build it with --vript DIR"):
+    text, _ = composition.build_benchmark(lovr, None, tmp_path / "out")
+    assert "Vript-Clip: not built" in text
+    with pytest.raises(DataError, match="build it with --vript DIR"):
         longret.make_task(longret.load(tmp_path / "out"), "Vript-Clip")
 
 
@@ -205,24 +199,19 @@ def test_videos_that_went_away_are_named(sources, built, tmp_path):
     longret.save(built, tmp_path)
     gone = longret.Video("LoVR", "lovr_a", str(tmp_path / "gone.mp4"), 1020.0)
     lost = longret.LongRet([gone, *built.videos[1:]], built.queries, [])
-    with pytest.raises(FileNotFoundError, match=r"1 of 3 videos are missing, such as .*gone\.mp4"):
+    with pytest.raises(DataError, match=r"1 of 3 videos are missing, such as .*gone\.mp4"):
         longret.make_task(lost, "LoVR-Clip")
     task = longret.make_task(lost, "LoVR-Clip", allow_missing=True)
     assert len(task.videos) == 2 and len(task.texts) == 5 and "1 of 3 videos are missing" in task.notes
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "give --lovr DIR, --vript DIR or both"),
-        (["--lovr", "{empty}"], "hf download debugger123/LoVR-benchmark"),
-        (["--vript", "{empty}"], "there are no *_caption.json"),
-    ],
-)
-def test_what_lacks_is_said_with_its_remedy(words, message, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    result = run("longret", "build", "--out", tmp_path / "out", *(word.format(empty=empty) for word in words))
-    assert result.exit_code == 1 and message in str(result.exception)
-    result = run("eval", "longret", "--data", empty, "--cache", tmp_path / "c", "--out", tmp_path / "o")
-    assert result.exit_code == 1 and "allocembed longret build" in str(result.exception)
+def test_a_missing_source_is_named_with_the_command_that_fetches_it(tmp_path):
+    with pytest.raises(ConfigError, match="give --lovr DIR, --vript DIR or both"):
+        composition.build_benchmark(None, None, tmp_path / "out")
+    with pytest.raises(DataError, match="hf download debugger123/LoVR-benchmark"):
+        composition.build_benchmark(tmp_path, None, tmp_path / "out")
+    with pytest.raises(DataError, match=r"there are no \*_caption.json"):
+        composition.build_benchmark(None, tmp_path, tmp_path / "out")
+    with pytest.raises(DataError, match="allocembed longret build"):
+        BenchmarkRequest(benchmark="longret", data=tmp_path).load_tasks()
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,141 @@
+"""What to evaluate. Creating a request checks every name at once; importing this module does not import torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from allocembed.allocators.registry import ALL_METHODS, check_allocator
+from allocembed.backbones.registry import check_backbone
+from allocembed.benchmarks import longret, mmeb_v2
+from allocembed.benchmarks.paper import BENCHMARKS, TRANSFER
+from allocembed.benchmarks.tasks import BenchmarkTask, check_names
+from allocembed.budget import CANDIDATES
+from allocembed.config import EmbedConfig
+from allocembed.errors import ConfigError
+
+SweepOver = Literal["frames", "budgets"]
+METHODS: dict[SweepOver | None, tuple[str, ...]] = {
+    None: ALL_METHODS,
+    "frames": ("full", "uniform", "learned"),
+    "budgets": ("base", "learned"),
+}
+"""Methods of the paper's table, and of the figure that each sweep makes."""
+NANO_SUBSETS = {"short-clip": "short", "short-video": "short", "long-clip": "long", "long-video": "long", "qa": "qa"}
+"""NanoRet's subsets, each with the set of videos it uses."""
+NANO_RETRIEVAL = ("short-clip", "short-video", "long-clip", "long-video")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """What every benchmark needs. Empty names mean the usual ones, which are filled in."""
+
+    methods: Sequence[str] = ()
+    """Methods, or folders or hub ids of learned allocators. Default: all methods; for a sweep or a transfer, those of
+    the paper's figure or table."""
+    backbones: Sequence[str] = ()
+    """Short name, hub id or folder. Repeat the option for several. Default: vlm2vec-v2-2b, and nano-qwen3 for NanoRet;
+    for a transfer, the four models of the paper."""
+    config: EmbedConfig = field(default_factory=EmbedConfig)
+    """Settings of all embedders; `backbone` and `allocator` come from the two fields above."""
+    sweep: SweepOver | None = None
+    """Instead of tables: frames, 8 to 48 at one budget (figure 2), or budgets of 8, 16 and 20 frames (figure 5)."""
+
+    def complete(self, methods: Sequence[str], backbones: Sequence[str], **names: Sequence[str] | str) -> None:
+        """Check methods and backbones, or fill in these usual ones; set other fields to names that were checked."""
+        if self.sweep and self.config.candidates != CANDIDATES:
+            raise ConfigError(f"a sweep over {self.sweep} sets the candidates itself: leave out --candidates")
+        if self.sweep == "budgets" and self.config.budget != EmbedConfig().budget:
+            raise ConfigError("a sweep over budgets sets the budget itself: leave out --budget")
+        names["methods"] = tuple(dict.fromkeys(self.methods or methods))
+        names["backbones"] = tuple(dict.fromkeys(self.backbones or backbones))
+        for method in names["methods"]:
+            check_allocator(method)
+        for backbone in names["backbones"]:
+            check_backbone(backbone)
+        for name, value in names.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkRequest(EvaluationRequest):
+    """A run of one of the paper's benchmarks."""
+
+    benchmark: str
+    """mmeb-v2 or longret."""
+    data: Path
+    """Folder of the dataset; for longret, the folder made by `allocembed longret build`."""
+    tasks: Sequence[str] = ()
+    """Tasks to run. Default: all."""
+    limit: int | None = None
+    """Use only the first N queries of each task and their videos."""
+    allow_missing: bool = False
+    """Leave out queries whose video is missing."""
+    transfer: bool = False
+    """Add the gain of learned allocators over Base on each backbone (table 3)."""
+    html: bool = False
+    """Write report.html too."""
+    cache: Path = Path("allocembed-cache")
+    """Folder of stored embeddings; a later run resumes from it."""
+    out: Path = Path("results")
+    """Folder for the results."""
+    batch: int = 4
+    """Videos embedded at a time on a GPU."""
+
+    def __post_init__(self) -> None:
+        (benchmark,) = check_names("benchmark", [self.benchmark], BENCHMARKS)
+        if self.sweep and self.transfer:
+            raise ConfigError("a sweep and a transfer are separate runs: request only one of them")
+        known, models = BENCHMARKS[benchmark].tasks, tuple(TRANSFER)
+        tasks = check_names("task", self.tasks or known, known)
+        if self.transfer:
+            self.complete(("base", "learned"), models, benchmark=benchmark, tasks=tasks)
+        else:
+            self.complete(METHODS[self.sweep], models[:1], benchmark=benchmark, tasks=tasks)
+        if self.transfer and ("base" not in self.methods or len(self.methods) < 2):
+            raise ConfigError("a transfer compares with Base: write --methods base,FOLDER_OF_THE_ALLOCATOR")
+
+    def load_tasks(self) -> list[BenchmarkTask]:
+        """Read the tasks from the dataset folder. Raise DataError if files are missing."""
+        limit, missing = self.limit, self.allow_missing
+        if self.benchmark == "mmeb-v2":
+            return [mmeb_v2.load_task(name, self.data, limit=limit, allow_missing=missing) for name in self.tasks]
+        built = longret.load(self.data)
+        return [longret.make_task(built, name, limit=limit, allow_missing=missing) for name in self.tasks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanoRequest(EvaluationRequest):
+    """A run of NanoRet."""
+
+    subsets: Sequence[str] = ()
+    """short-clip, short-video, long-clip, long-video, qa. Default: all; for a sweep, the first four."""
+    limit: int | None = None
+    """Use only the first N of every 500 videos."""
+    seed: int | None = None
+    """Draw fresh test videos instead of the shipped ones."""
+    out: Path = Path("nano-sweep")
+    """Folder for the plot and the table of a sweep."""
+
+    def __post_init__(self) -> None:
+        check_videos(self.limit, self.seed)
+        subsets = self.subsets or (NANO_RETRIEVAL if self.sweep else tuple(NANO_SUBSETS))
+        usual = ("full", "uniform") if self.sweep == "frames" else METHODS[self.sweep]
+        self.complete(usual, ("nano-qwen3",), subsets=check_names("subset", subsets, NANO_SUBSETS))
+
+
+def check_videos(limit: int | None, seed: int | None) -> None:
+    """Raise ConfigError for a limit or a seed that NanoRet's videos cannot have."""
+    for name, value, least in (("limit", limit, 1), ("seed", seed, 0)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} must be at least {least}, not {value}")
+
+
+def short_titles(names: Sequence[str]) -> dict[str, str]:
+    """A title for each name: the last part of its path, unless another name has the same last part.
+
+    >>> short_titles(["runs/a/best", "VLM2Vec/VLM2Vec-V2.0", "runs/b/best"])
+    {'runs/a/best': 'runs/a/best', 'VLM2Vec/VLM2Vec-V2.0': 'VLM2Vec-V2.0', 'runs/b/best': 'runs/b/best'}
+    """
+    last = [Path(name).name or name for name in names]
+    return {name: part if last.count(part) == 1 else name for name, part in zip(names, last, strict=True)}

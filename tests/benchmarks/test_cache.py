@@ -1,0 +1,54 @@
+"""Stored embeddings belong to their video, model, method and settings."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allocembed import AllocEmbed, EmbedConfig
+from allocembed.backbones.loading import load_backbone
+from allocembed.benchmarks.cache import EmbeddingCache, video_digest
+from allocembed.errors import DataError
+from tests.datasets_on_disk import NEW, write_frames
+
+QUICK = EmbedConfig(budget="2f", candidates=4)
+
+
+def test_a_cache_belongs_to_its_model_method_and_settings(backbone, qwen3_folder, tmp_path):
+    def folder(embedder: AllocEmbed) -> Path:
+        return EmbeddingCache.for_videos(tmp_path, embedder).folder
+
+    base = folder(AllocEmbed(backbone, "base", QUICK))
+    others = [
+        AllocEmbed(backbone, "uniform", QUICK),
+        AllocEmbed(backbone, "base", replace(QUICK, budget="4f")),
+        AllocEmbed(backbone, "base", replace(QUICK, scale_range=(0.5, 1.0))),
+        AllocEmbed(backbone, "base", replace(QUICK, seek="keyframe")),
+        AllocEmbed(backbone, "base", replace(QUICK, start=1.0)),
+        AllocEmbed(load_backbone(qwen3_folder, device="cpu"), "base", QUICK),
+    ]
+    assert len({base, *map(folder, others)}) == 7
+    assert folder(AllocEmbed(backbone, "base", replace(QUICK, candidates=9))) == base, "Base samples no candidates"
+
+
+def test_texts_belong_to_the_model_alone(backbone, qwen3_folder, tmp_path):
+    models = [backbone, backbone, load_backbone(qwen3_folder, device="cpu")]
+    methods = ("base", "uniform", "base")
+    embedders = [AllocEmbed(model, method, QUICK) for model, method in zip(models, methods, strict=True)]
+    one, same, other = (EmbeddingCache.for_texts(tmp_path, embedder).folder for embedder in embedders)
+    assert one == same != other
+
+
+def test_a_video_is_known_by_its_content(data, tmp_path):
+    frames = data / NEW.format(kind="video_ret", task="MSR-VTT")
+    moved = write_frames(tmp_path / "elsewhere", first=0)
+    assert video_digest(frames / "v0") == video_digest(moved) != video_digest(frames / "v1")
+    (moved / "frame_0001.jpg").unlink()
+    assert video_digest(frames / "v0") != video_digest(moved)
+
+
+def test_a_damaged_cache_is_named(tmp_path):
+    EmbeddingCache(tmp_path, {})
+    (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(DataError, match="delete that file"):
+        EmbeddingCache(tmp_path, {})
