@@ -1,7 +1,10 @@
 """The filmstrip: its numbers, its picture and its page."""
 
+import html
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +12,16 @@ import pytest
 from PIL import Image
 
 from allocembed import film
-from allocembed.allocators import load_allocator
+from allocembed.allocators.base import AllocationRequest
+from allocembed.allocators.registry import make_method
 from allocembed.budget import Allocation, Budget, Grid
-from allocembed.video import Clip
+from allocembed.film.png import frames_per_row
+from allocembed.film.strip import Filmstrip, text_colour
+from allocembed.geometry import Geometry
+from allocembed.video.clip import Clip
 
 NATIVE = Grid(3, 4)
+GEOMETRY = Geometry(16, 2, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), min_pixels=1, max_pixels=3 * 4 * 32**2)
 
 
 def make_clip(count: int = 6, height: int = 96, width: int = 128, source: str = "videos/talk.mp4") -> Clip:
@@ -25,6 +33,13 @@ def make_clip(count: int = 6, height: int = 96, width: int = 128, source: str = 
 def make_allocation(frames=((0, 1), (2, 3), (4, 5))) -> Allocation:
     scales, grids = (0.2, 0.6, 1.8), (Grid(1, 1), Grid(2, 2), Grid(5, 7))
     return Allocation(frames, scales[: len(frames)], grids[: len(frames)], NATIVE, budget=48, base_cost=48)
+
+
+def allocate(method: str, clip: Clip, budget: str, geometry: Geometry = GEOMETRY) -> Allocation:
+    """What a method gives a clip, which has the native grid 3 × 4 if it is 96 × 128 pixels large."""
+    allocator, spent = make_method(method), Budget.parse(budget)
+    request = AllocationRequest(geometry, spent, allocator.scale_range)
+    return allocator.plan(clip, request).fit(clip, request)
 
 
 def saved_png(path, clip, allocation, **look) -> Image.Image:
@@ -55,14 +70,14 @@ def test_json_holds_the_totals_and_every_chunk_in_order():
 @pytest.mark.parametrize(("budget", "total", "frames"), [("16f", 120, 16), ("64", 120, 8), ("8f", 5, 5), ("8f", 1, 1)])
 def test_base_is_named_by_the_frames_it_costs(budget, total, frames):
     clip = replace(make_clip(1), total=total)
-    allocation = load_allocator("base").allocate(clip, NATIVE, Budget.parse(budget))
+    allocation = allocate("base", clip, budget)
     assert film.base_frames(clip, allocation) == frames
 
 
 @pytest.mark.parametrize("method", ["base", "full", "uniform", "content", "select"])
 def test_every_allocator_can_be_drawn(method, tmp_path):
     clip = make_clip(12)
-    allocation = load_allocator(method).allocate(clip, NATIVE, Budget.parse("4f"))
+    allocation = allocate(method, clip, "4f")
     assert saved_png(tmp_path, clip, allocation, method=method, factor=32).width == 1600
     page = saved_html(tmp_path, clip, allocation, method=method, factor=32)
     assert ("over the budget" in page) == (allocation.cost > allocation.budget)
@@ -82,7 +97,7 @@ def test_labels_are_legible_on_every_scale_colour(place):
         return np.dot((np.array(colour) / 255) ** 2.2, (0.2126, 0.7152, 0.0722))
 
     colour = film.scale_colour(0.2 * 9**place)
-    bright, dark = sorted((luminance(colour), luminance(film._ink(colour))), reverse=True)
+    bright, dark = sorted((luminance(colour), luminance(text_colour(colour))), reverse=True)
     assert (bright + 0.05) / (dark + 0.05) > 4  # WCAG asks 4.5 of small text and 3 of bold
 
 
@@ -95,10 +110,10 @@ def test_the_picture_has_every_chunk_on_its_own_colour(tmp_path):
 
 def test_a_frame_is_shown_with_the_detail_the_model_gets(tmp_path):
     clip, allocation = make_clip(), make_allocation()
-    sharp = film._Film(clip, allocation, None, None, None).seen(0)
-    blurred = film._Film(clip, allocation, None, None, 8).seen(0)
+    sharp = Filmstrip(clip, allocation, None, None, None).seen(0)
+    blurred = Filmstrip(clip, allocation, None, None, 8).seen(0)
     assert sharp.size == (128, 96) and blurred.size == (8, 8)
-    enlarged = film._Film(clip, allocation, None, None, 32).seen(4)
+    enlarged = Filmstrip(clip, allocation, None, None, 32).seen(4)
     assert np.array_equal(np.asarray(enlarged), clip.frames[4])
 
 
@@ -125,7 +140,7 @@ def test_dropped_frames_are_named_on_the_page(tmp_path):
 )
 def test_any_number_and_shape_of_frames_fits(count, height, width, tmp_path):
     clip = make_clip(count, height, width)
-    allocation = load_allocator("uniform").allocate(clip, NATIVE, Budget.parse("2000"))
+    allocation = allocate("uniform", clip, "2000")
     image = saved_png(tmp_path, clip, allocation, factor=8)
     assert image.width == 1600 and 200 < image.height < 6000
     right_margin = np.asarray(image)[:, -40:]
@@ -135,7 +150,7 @@ def test_any_number_and_shape_of_frames_fits(count, height, width, tmp_path):
 
 
 def test_portrait_frames_stand_closer_than_landscape_ones():
-    assert film._frames_per_row(24, 9 / 16) > film._frames_per_row(24, 16 / 9)
+    assert frames_per_row(24, 9 / 16) > frames_per_row(24, 16 / 9)
 
 
 def test_an_odd_last_frame_is_shown_once(tmp_path):
@@ -159,7 +174,7 @@ def test_the_page_has_every_chunk_once_and_a_bar_for_it(tmp_path):
         assert page.count(f"<span>{tokens} tokens</span>") == 1
 
 
-def test_a_torn_pair_has_two_bars_and_the_keyboard_stops_at_one(tmp_path):
+def test_a_split_chunk_has_two_bars_and_the_keyboard_stops_at_one(tmp_path):
     page = saved_html(tmp_path, make_clip(), make_allocation(frames=((0, 3),)))
     bars = re.findall(r'<a href="#chunk-0"[^>]*>', page)
     assert ["tabindex" in bar for bar in bars] == [False, True]
@@ -176,7 +191,8 @@ def test_titles_and_methods_are_escaped(tmp_path):
     hostile = "<script>alert('$title')</script> & \"co\""
     page = saved_html(tmp_path, make_clip(), make_allocation(), title=hostile, method="<b>$x")
     assert page.count("<script>") == 1
-    assert "&lt;script&gt;alert(&#x27;$title&#x27;)&lt;/script&gt; &amp; &quot;co&quot;" in page
+    assert f"<h1>{hostile}</h1>" in html.unescape(page)
+    assert "&lt;script&gt;alert(" in page and "&lt;/script&gt; &amp; " in page
     assert "&lt;b&gt;$x" in page
     saved_png(tmp_path, make_clip(), make_allocation(), title=hostile * 9 + "\n日本", method="<b>$x")
 
@@ -190,3 +206,44 @@ def test_the_title_is_the_file_name_where_none_is_given(tmp_path):
 def test_times_read_like_a_clock(seconds, clock):
     assert film.format_time(seconds) == clock
     assert film.format_time(np.float64(seconds)) == clock
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "words"),
+    [(1, 9, "reads each frame at its own size"), (2, 9, "chunks of 2,"), (3, 11, "chunks of 3,"), (16, 40, "of 16,")],
+)
+def test_chunks_of_any_length_are_drawn_and_named(size, count, words, tmp_path):
+    clip = make_clip(count)
+    allocation = allocate("uniform", clip, "8f", replace(GEOMETRY, frames_per_chunk=size))
+    assert {len(frames) for frames in allocation.frames} == {size}
+    assert film.base_frames(clip, allocation) == min(-(-8 // size) * size, clip.total)
+    image = saved_png(tmp_path, clip, allocation, factor=8)
+    right_margin = np.asarray(image)[:, -40:]
+    assert (right_margin == right_margin[0, 0]).all()
+    page = saved_html(tmp_path, clip, allocation, factor=8)
+    assert page.count("<time>") == count
+    assert page.count('<li id="chunk-') == len(allocation) == -(-count // size)
+    assert words in page
+    assert not re.search(r"\b(pair|two)\b", re.sub(r"<[^>]*>", "", page.partition("<body>")[2]))
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 4, 5, 12])
+def test_no_row_of_the_picture_ends_within_a_chunk(together):
+    for count in range(1, 80):
+        for aspect in (0.2, 9 / 16, 16 / 9, 5.0):
+            assert frames_per_row(count, aspect, together) % together == 0
+
+
+def test_a_part_of_a_video_is_drawn_on_its_own_time_axis(tmp_path):
+    whole, part = make_clip(), make_clip()
+    part = replace(part, times=part.times + 600, start=600.0)
+    shown = [saved_html(tmp_path, clip, make_allocation()) for clip in (whole, part)]
+    places = [re.findall(r"left:[\d.]+%;width:[\d.]+%", page) for page in shown]
+    assert places[0] == places[1] and len(places[0]) == 3
+    ticks = [re.findall(r'<b style="left:[\d.]+%">(\d\d:\d\d)', page) for page in shown]
+    assert ticks == [["00:00", "00:03", "00:06", "00:09", "00:12"], ["10:00", "10:03", "10:06", "10:09", "10:12"]]
+
+
+def test_the_numbers_of_a_filmstrip_need_no_torch():
+    code = "import sys; from allocembed import film; film.format_time(3); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
