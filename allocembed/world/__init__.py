@@ -1,4 +1,4 @@
-"""A procedural world of videos with text: seeded timelines, frames rendered in torch, descriptions and questions.
+"""Procedural videos with text: seeded timelines, frames rendered in torch, descriptions and questions.
 
 >>> import random
 >>> batch = draw(2, seed=0, kind="short", split="train")
@@ -9,14 +9,13 @@ torch.Size([2, 4, 3, 144, 192])
 4
 """
 
-from allocembed.world.atlas import Atlas, build_atlas, load_atlas
+from allocembed.world.atlas import Atlas, load_atlas
 from allocembed.world.files import write_mp4
 from allocembed.world.render import LANDSCAPE, PORTRAIT, render
 from allocembed.world.text import Question, corpus, describe_moment, describe_video, question
 from allocembed.world.timeline import (
     LONG,
     SHORT,
-    Scene,
     Timelines,
     WorldConfig,
     concat,
@@ -32,10 +31,8 @@ __all__ = [
     "SHORT",
     "Atlas",
     "Question",
-    "Scene",
     "Timelines",
     "WorldConfig",
-    "build_atlas",
     "concat",
     "corpus",
     "describe_moment",

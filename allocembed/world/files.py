@@ -1,4 +1,4 @@
-"""Writes a video of the world as a real H.264 file, for the demo and for tests of the decoding path."""
+"""Write a video of the world as an H.264 file, for the demo and for tests of decoding."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -21,11 +21,11 @@ def write_mp4(
     size: tuple[int, int] | None = None,
     rate: Fraction | int | None = None,
 ) -> Path:
-    """Write one video of the batch over its whole duration, at `size` (H, W) and `rate` frames a second.
+    """Write one video of the batch, at `size` (H, W) and `rate` frames per second.
 
-    The default size is 288 by 384, or its transpose for a portrait video, and the default rate gives 480 frames:
-    a long video has few frames a second rather than a large file. Frame i of n shows the fraction i / (n - 1), as
-    `sample_fractions` has it. Only a batch of frames is held at a time.
+    The default size is 288 by 384, transposed for a portrait video. The default rate gives 480 frames, so a long video
+    is no larger file than a short one. Frame i of n shows the fraction i / (n - 1), like `sample_fractions`. Only one
+    batch of frames is in memory at a time.
     """
     import av
 
@@ -36,7 +36,7 @@ def write_mp4(
     rate = Fraction(USUAL_FRAMES, duration) if rate is None else Fraction(rate)
     fractions = sample_fractions(max(2, round(duration * rate)))
     atlas = load_atlas()
-    # The format is named, because a file that is not whole yet may have any name.
+    # The format is explicit because a scratch file may have any name.
     with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=rate, options={"crf": "18", "preset": "veryfast"})
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"

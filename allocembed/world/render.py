@@ -1,8 +1,8 @@
-"""Turns timelines into frames, in torch, batched over all frames of all videos.
+"""Render timelines to frames in torch, batched over all frames of all videos.
 
-A frame is a background picture seen through a moving camera, an object with a dark outline, a sign with a word, and
-a little sensor noise. Everything is placed in units of the frame's short side and sprites are prefiltered for the
-size they are shown at, so a frame looks the same at any resolution, only sharper.
+A frame is a background picture seen by a moving camera, an object with a dark outline, a sign with a word, and sensor
+noise. Positions are in units of the frame's short side, and sprites are prefiltered for the size at which they are
+shown. A frame therefore looks the same at any resolution, only sharper.
 """
 
 from functools import lru_cache
@@ -31,14 +31,14 @@ PORTRAIT = (192, 144)
 _NOISE_FRAMES = 16
 _NOISE_LEVEL = 2.5
 _FADE_SHARE = 0.1
-# A fade starts from here rather than from black, so that an event is never on screen unseen.
+# A fade starts from this brightness, not from black, so that an event is always visible.
 _FADE_FLOOR = 0.2
-# Rows and columns that a blurred transition keeps of its short side.
+# Cells along the short side of a blurred transition.
 _BLUR_CELLS = 18
-# Shifting the choice towards sharper levels keeps small letters legible; the aliasing it admits is slight.
+# A bias towards sharper levels keeps small letters legible at the cost of slight aliasing.
 _LEVEL_BIAS = -0.5
 _OUTLINE = (16.0, 16.0, 22.0)
-# What a frame takes from its slot, then what is computed for it.
+# Values taken from the slot of a frame; `_COLUMNS` adds the computed ones.
 _STORED = (
     *("picture", "object", "colour", "word", "plate", "object_size", "object_x", "object_y", "drift_x", "drift_y"),
     *("tilt", "word_size", "word_x", "word_y", "zoom", "shift_x", "shift_y", "pan_x", "pan_y"),
@@ -55,11 +55,11 @@ def render(
     device: str | torch.device = "cpu",
     chunk: int | None = None,
 ) -> torch.Tensor:
-    """Frames of B videos at their (B, T) fractions (or (T,), the same for all), as (B, T, 3, H, W) uint8.
+    """Render B videos at (B, T) fractions, or at the same (T,) fractions each, to (B, T, 3, H, W) uint8.
 
-    All videos must have one orientation: render the others apart with `timelines.select(timelines.portrait)`.
-    `size` is (H, W), by default 144 by 192 or its transpose. `chunk` frames are worked on at a time, which bounds
-    the memory; the default suits a CPU's cache or a large GPU.
+    All videos must have the same orientation: select the portrait ones with `timelines.select(timelines.portrait)`.
+    `size` is (H, W), by default 144 by 192 or its transpose. `chunk` frames are rendered at a time, which bounds the
+    memory; the default suits the cache of a CPU or a large GPU.
 
     >>> from allocembed.world.timeline import draw, sample_fractions
     >>> render(draw(2, seed=0), sample_fractions(3)).shape
@@ -67,7 +67,7 @@ def render(
     """
     portrait = bool(timelines.portrait.any())
     if portrait and not timelines.portrait.all():
-        raise ValueError("mixed orientations: render timelines.select(timelines.portrait) and the rest apart")
+        raise ValueError("cannot render mixed orientations; render timelines.select(timelines.portrait) separately")
     height, width = size or (PORTRAIT if portrait else LANDSCAPE)
     if (height > width) != portrait:
         raise ValueError(f"size={(height, width)} does not fit {'portrait' if portrait else 'landscape'} videos")
@@ -84,7 +84,7 @@ def render(
 
 
 def _frame_table(timelines: Timelines, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All that a frame needs to be drawn: (B * T, columns) float32, and its scene (B * T,)."""
+    """What to draw in each frame, as (B * T, columns) float32, and its scene (B * T,)."""
     slots = slots_at(timelines, fractions)
     start, end, scene, fade = (
         np.take_along_axis(values, slots, axis=1)
@@ -93,7 +93,7 @@ def _frame_table(timelines: Timelines, fractions: np.ndarray) -> tuple[np.ndarra
     progress = (np.minimum(fractions, 1 - 1e-9) - start) / (end - start)
     ramp = np.minimum(1, np.minimum(progress, 1 - progress) / _FADE_SHARE)
     brightness = np.where(scene == Scene.BLACK, 0, np.where(fade, _FADE_FLOOR + (1 - _FADE_FLOOR) * ramp, 1))
-    # Noise must differ between neighbouring frames and videos, and not depend on the rest of the batch.
+    # Noise differs between adjacent frames and between videos, but must not depend on the rest of the batch.
     noise = np.floor(fractions * 7919 + timelines.end[:, :1] * 104729) % _NOISE_FRAMES
     stored = [np.take_along_axis(getattr(timelines, name), slots, axis=1) for name in _STORED]
     table = np.stack([*stored, progress, brightness, noise], axis=-1, dtype=np.float32, casting="unsafe")
@@ -114,7 +114,7 @@ def _render_rows(
     if len(blurred):
         where = torch.from_numpy(blurred).to(device)
         canvas[where] = _blur(canvas[where])
-    # Which frames hold anything is known here, on the host, so that a GPU need not be asked.
+    # Found on the host, so that there is no need to wait for a GPU.
     shows = {name: table[:, _COLUMNS.index(name)] >= 0 for name in ("object", "word")}
     for name, paint in (("object", _paint_object), ("word", _paint_word)):
         where = torch.from_numpy(np.flatnonzero(shows[name])).to(device)
@@ -129,7 +129,7 @@ def _render_rows(
 def _background(
     column: dict[str, torch.Tensor], size: tuple[int, int], sprites: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """(N, 3, H, W) float in 0..255: the largest crop of the picture with the frame's shape, zoomed and shifted."""
+    """(N, 3, H, W) float in 0..255: the largest crop with the aspect ratio of the frame, zoomed and shifted."""
     height, width = size
     fit = min(BANK_WIDTH / width, BANK_HEIGHT / height)
     reach_x = width * fit / BANK_WIDTH / column["zoom"]
@@ -158,12 +158,8 @@ def _paint_object(
     cos, sin = torch.cos(column["tilt"]) / half, torch.sin(column["tilt"]) / half
     reach_x, reach_y = size[1] / short / 2, size[0] / short / 2
     theta = (
-        cos * reach_x,
-        sin * reach_y,
-        cos * (reach_x - x) + sin * (reach_y - y),
-        -sin * reach_x,
-        cos * reach_y,
-        cos * (reach_y - y) - sin * (reach_x - x),
+        *(cos * reach_x, sin * reach_y, cos * (reach_x - x) + sin * (reach_y - y)),
+        *(-sin * reach_x, cos * reach_y, cos * (reach_y - y) - sin * (reach_x - x)),
     )
     texels = OBJECT_SIDE / (2 * half * short)
     coverage = _sample(_at_level(sprites["objects"], column["object"], texels), theta, size)
@@ -188,12 +184,8 @@ def _paint_word(
     reach_x, reach_y = size[1] / short / 2, size[0] / short / 2
     zero = torch.zeros_like(high)
     theta = (
-        reach_x / half_x,
-        zero,
-        (reach_x - column["word_x"]) / half_x,
-        zero,
-        reach_y / half_y,
-        (reach_y - column["word_y"]) / half_y,
+        *(reach_x / half_x, zero, (reach_x - column["word_x"]) / half_x),
+        *(zero, reach_y / half_y, (reach_y - column["word_y"]) / half_y),
     )
     texels = WORD_HEIGHT / (high * short)
     coverage = _sample(_at_level(sprites["words"], column["word"], texels), theta, size)
@@ -201,7 +193,7 @@ def _paint_word(
 
 
 def _inside(pixels: int, short: int, centre: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-    """(N, pixels) share of each pixel along one axis that lies within `half` of `centre`, edges smoothed."""
+    """(N, pixels) share of each pixel along one axis that is within `half` of `centre`, with smooth edges."""
     position = (torch.arange(pixels, device=centre.device) + 0.5) / short
     return ((half[:, None] - (position - centre[:, None]).abs()) * short + 0.5).clamp_(0, 1)
 
@@ -217,19 +209,19 @@ def _at_level(stack: torch.Tensor, index: torch.Tensor, texels: torch.Tensor) ->
 def _sample(
     pictures: torch.Tensor, theta: tuple[torch.Tensor, ...], size: tuple[int, int], padding: str = "zeros"
 ) -> torch.Tensor:
-    """Look (N, C, h, w) pictures up at every pixel of a frame through the affine map `theta`, six (N,) numbers."""
+    """Sample (N, C, h, w) pictures at every pixel of a frame through the affine map `theta` of six (N,) tensors."""
     height, width = size
     x = (torch.arange(width, device=pictures.device) + 0.5) * (2 / width) - 1
     y = (torch.arange(height, device=pictures.device) + 0.5) * (2 / height) - 1
     along_x, along_y, offset = torch.stack(theta, dim=1).view(-1, 1, 1, 2, 3).unbind(-1)
-    # Sums, where F.affine_grid multiplies matrices, which loses digits under autocast or TF32.
+    # F.affine_grid multiplies matrices, which loses precision under autocast or TF32. Sums do not.
     grid = along_x * x[:, None] + (along_y * y[:, None, None] + offset)
     return F.grid_sample(pictures, grid, mode="bilinear", padding_mode=padding, align_corners=False)
 
 
 @lru_cache(maxsize=4)
 def _sprites(atlas: Atlas, device: torch.device) -> dict[str, torch.Tensor]:
-    """The atlas in the form the painters use; made once for each atlas and device."""
+    """The atlas in the form that the painters use, cached per atlas and device."""
     atlas = atlas.to(device)
     glyphs = atlas.objects[:, None].float() / 255
     outline = F.avg_pool2d(F.max_pool2d(glyphs, 5, stride=1, padding=2), 3, stride=1, padding=1)
@@ -246,7 +238,7 @@ def _sprites(atlas: Atlas, device: torch.device) -> dict[str, torch.Tensor]:
 
 @lru_cache(maxsize=8)
 def _noise(size: tuple[int, int], device: str) -> torch.Tensor:
-    """(16, 1, H, W) brightness noise, of one grain size whatever the resolution."""
+    """(16, 1, H, W) brightness noise with the same grain size at any resolution."""
     grains = [round(side * min(LANDSCAPE) / min(size)) for side in size]
     generator = torch.Generator().manual_seed(17)
     noise = torch.randn((_NOISE_FRAMES, 1, *grains), generator=generator) * _NOISE_LEVEL

@@ -1,6 +1,6 @@
-"""English for the world: descriptions of a moment or of a whole video, and questions with four options.
+"""Texts about the world: descriptions of a moment or of a whole video, and questions with four options.
 
-All randomness comes from a `random.Random`, which is several times faster for single draws than a numpy generator.
+They use `random.Random`, which is several times faster for single draws than a numpy generator.
 """
 
 import random
@@ -91,16 +91,18 @@ _ANSWERS = {
 
 @dataclass(frozen=True)
 class Question:
+    """A question about one event, with its options."""
+
     text: str
     options: list[str]
     answer: int
     """Index of the right option."""
     event: int
-    """Number of the event that has to be seen to answer."""
+    """Number of the event that answers the question."""
 
 
 def describe_moment(timelines: Timelines, video: int, event: int, rng: random.Random) -> str:
-    """One sentence naming the object, colour, word and place of an event.
+    """One sentence with the object, colour, word and place of an event.
 
     >>> describe_moment(draw(1, seed=3), 0, 1, random.Random(0))
     'a scene at the beach: a green dollar sign and the word WATER'
@@ -109,8 +111,7 @@ def describe_moment(timelines: Timelines, video: int, event: int, rng: random.Ra
 
 
 def describe_video(timelines: Timelines, video: int, rng: random.Random) -> str:
-    """What somebody remembers of a video: `REMEMBERED` of its events in order, each by what was seen, by what was
-    written, or by both, and some with their place."""
+    """A description of `REMEMBERED` events in order. Each names the object, the word or both; some name the place."""
     count = int(timelines.events[video])
     remembered = sorted(rng.sample(range(count), min(REMEMBERED, count)))
     parts = [rng.choice(OPENINGS)]
@@ -125,11 +126,11 @@ def describe_video(timelines: Timelines, video: int, rng: random.Random) -> str:
 def question(
     timelines: Timelines, video: int, rng: random.Random, event: int | None = None, kind: str | None = None
 ) -> Question:
-    """A question about one event, by default a random one of a random kind of `KINDS`.
+    """A question about one event. Default: a random event and a random kind of `KINDS`.
 
-    One wrong option comes from another event of the video, so knowing what was shown is not enough: what was shown
-    together matters. The others were not shown, as long as there are such. Objects and words are distinct within a
-    video, so the object or word that the question names points to one event.
+    One wrong option comes from another event of the video, so the answer depends on what was shown together. The other
+    wrong options do not occur in the video, if enough of those exist. Objects and words are distinct within a video, so
+    the question identifies one event.
     """
     count = int(timelines.events[video])
     event = rng.randrange(count) if event is None else event
@@ -149,7 +150,7 @@ def question(
 
 
 def corpus(count: int, seed: int) -> Iterator[str]:
-    """`count` strings for training a tokenizer; a few thousand hold every name, template, digit and option.
+    """Yield `count` strings to train a tokenizer. A few thousand contain every name, template, digit and option.
 
     >>> len(list(corpus(10, seed=0)))
     10
@@ -165,7 +166,7 @@ def corpus(count: int, seed: int) -> Iterator[str]:
 
 
 def _corpus_round(rng: random.Random, videos: int = 256) -> Iterator[str]:
-    """Every name once, then texts of `videos` videos of each kind."""
+    """Yield every name once, then texts about `videos` videos of each kind."""
     for names in (vocab.OBJECTS, vocab.COLOURS, vocab.WORDS, vocab.PLACES, sum(_PHRASES, ())):
         yield from names
     batches = [

@@ -1,12 +1,12 @@
-"""What happens when in each video, drawn in numpy for a whole batch at once.
+"""What each video shows at which time, drawn in numpy for a whole batch.
 
-A video is cut into slots. Every event has a fixed slot, with up to `PIECES` slots of other material before it and
-after the last; a slot of zero length is unused. Fixed slots make every draw a plain array operation and let batches
-of different kinds be joined. Lengths are given in units of the frame's short side, so that a landscape and a
-portrait video show things equally large. Nothing here touches pixels: see `render`.
+A video is divided into slots. Every event has a fixed slot, with up to `PIECES` slots of other material before it and
+after the last event. A slot of zero length is unused. With fixed slots every draw is an array operation, and batches of
+different kinds can be joined. Lengths are in units of the frame's short side, so objects are equally large in landscape
+and portrait videos. `render` makes the pixels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Literal
@@ -21,10 +21,10 @@ SLOTS = PIECES + MAX_EVENTS * (PIECES + 1)
 EVENT_SLOTS = PIECES + (PIECES + 1) * np.arange(MAX_EVENTS)
 LONG_SIDE = 4 / 3
 
-# A glyph turned by 10 degrees needs this much more room than upright; its outline is inside the margin.
+# Size of a glyph turned by 10 degrees, relative to an upright one. Its outline is inside the margin.
 _TURNED = 1.16
 _MARGIN = 0.015
-# Plate around the letters, relative to the height of the word sprite (see `atlas`).
+# Size of the plate around the letters, relative to the height of the word sprite (see `atlas`).
 PLATE_HEIGHT = 1.2
 PLATE_PADDING = 0.5
 
@@ -34,7 +34,7 @@ Orientation = Literal["landscape", "portrait", "mixed"]
 
 
 class Scene(IntEnum):
-    """What a slot shows. Only EVENT is ever mentioned in a text."""
+    """What a slot shows. Texts mention only EVENT."""
 
     EVENT = 0
     PLACE = 1
@@ -47,24 +47,24 @@ class Scene(IntEnum):
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """How hard the world is. Ranges are inclusive (low, high) pairs."""
+    """The difficulty of the world. Ranges are inclusive (low, high) pairs."""
 
     duration: tuple[float, float] = (60, 300)
     """Seconds, log-uniform, rounded to whole seconds."""
     events: tuple[int, int] = (4, 5)
     event_length: tuple[float, float] = (0.035, 0.09)
-    """Share of the video that one event lasts."""
+    """Share of the video that one event takes."""
     adjacent: float = 0.12
-    """Probability that two events follow each other directly."""
+    """Probability that one event directly follows another."""
     object_size: tuple[float, float] = (0.12, 0.48)
-    """Extent of the glyph, in short sides."""
+    """Size of the glyph, in short sides."""
     object_skew: float = 2.2
-    """Sizes are low + (high - low) * u**skew: above 1 favours small objects."""
+    """Sizes are low + (high - low) * u**skew. Values above 1 favour small objects."""
     word_size: tuple[float, float] = (0.064, 0.167)
-    """Height of the word sprite, in short sides; the letters fill seven eighths of it."""
+    """Height of the word sprite, in short sides. The letters fill seven eighths of it."""
     word_skew: float = 1.8
     drift: float = 0.06
-    """Longest way an object moves during its event, in short sides."""
+    """Largest distance that an object moves during its event, in short sides."""
     tilt: float = 10.0
     """Largest rotation of an object, in degrees."""
     fade: float = 0.3
@@ -79,16 +79,16 @@ class WorldConfig:
             Scene.BLUR: 0.05,
         }
     )
-    """Relative weights of what is shown between events."""
+    """Relative weights of the scenes between events."""
     pieces: tuple[float, float, float] = (0.05, 0.25, 0.70)
-    """Probabilities that a gap between events is cut into one, two or three scenes."""
+    """Probabilities that a gap between events has one, two or three scenes."""
 
     def __post_init__(self) -> None:
         low, high = self.events
         if not 1 <= low <= high <= MAX_EVENTS:
             raise ValueError(f"events={self.events}: need 1 <= low <= high <= {MAX_EVENTS}")
         if high * self.event_length[1] > 0.9:
-            raise ValueError(f"{high} events of {self.event_length[1]} leave no room: lower either of them")
+            raise ValueError(f"{high} events of length {self.event_length[1]} leave no room; lower one of them")
 
 
 SHORT = WorldConfig()
@@ -98,7 +98,7 @@ PRESETS: dict[str, WorldConfig] = {"short": SHORT, "long": LONG}
 
 @dataclass(frozen=True)
 class Timelines:
-    """A batch of B videos; every (B, SLOTS) array describes slots in order of time."""
+    """A batch of B videos. Every (B, SLOTS) array lists the slots in temporal order."""
 
     duration: np.ndarray
     """(B,) whole seconds."""
@@ -107,14 +107,14 @@ class Timelines:
     events: np.ndarray
     """(B,) number of events."""
     end: np.ndarray
-    """(B, SLOTS) float64, share of the video at which each slot ends; the last is 1."""
+    """(B, SLOTS) float64: where each slot ends, as a share of the video. The last is 1."""
     scene: np.ndarray
     """(B, SLOTS) of `Scene`."""
     place: np.ndarray
     picture: np.ndarray
-    """Index in the atlas's bank of background pictures."""
+    """Index of a background picture in the atlas."""
     object: np.ndarray
-    """Index in OBJECTS + FILLER_OBJECTS, or -1 where none is shown; `word` likewise."""
+    """Index in OBJECTS + FILLER_OBJECTS, or -1 for none. The same holds for `word`."""
     colour: np.ndarray
     word: np.ndarray
     plate: np.ndarray
@@ -130,10 +130,10 @@ class Timelines:
     word_y: np.ndarray
     zoom: np.ndarray
     shift_x: np.ndarray
-    """Where the camera looks, -1 to 1 of the slack that the zoom leaves, at the start of the slot."""
+    """Position of the camera at the start of the slot, from -1 to 1 within the range that the zoom leaves."""
     shift_y: np.ndarray
     pan_x: np.ndarray
-    """How far `shift_x` moves during the slot."""
+    """Change of `shift_x` during the slot."""
     pan_y: np.ndarray
     fade: np.ndarray
 
@@ -142,16 +142,16 @@ class Timelines:
 
     @property
     def start(self) -> np.ndarray:
-        """(B, SLOTS) share of the video at which each slot begins."""
+        """(B, SLOTS) where each slot begins, as a share of the video."""
         return np.concatenate([np.zeros_like(self.end[:, :1]), self.end[:, :-1]], axis=1)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Timelines":
-        """The videos at `indices` (integers, a slice's worth, or a boolean mask)."""
+        """The videos at `indices`: integers, or a boolean mask."""
         chosen = np.asarray(indices)
         return Timelines(**{item.name: getattr(self, item.name)[chosen] for item in fields(self)})
 
     def moment(self, video: int, event: int) -> tuple[float, float]:
-        """When an event of a video starts and ends, in seconds.
+        """Start and end of an event of a video, in seconds.
 
         >>> start, end = draw(1, seed=0).moment(0, 0)
         >>> 0 <= start < end <= 300
@@ -165,7 +165,7 @@ class Timelines:
 
 
 def concat(parts: Sequence[Timelines]) -> Timelines:
-    """Join batches, which may be of different kinds."""
+    """Join batches of any kinds."""
     return Timelines(
         **{item.name: np.concatenate([getattr(p, item.name) for p in parts]) for item in fields(Timelines)}
     )
@@ -179,10 +179,10 @@ def draw(
     orientation: Orientation = "landscape",
     config: WorldConfig | None = None,
 ) -> Timelines:
-    """Draw `count` videos; equal arguments give equal videos.
+    """Draw `count` videos. Equal arguments give equal videos.
 
-    `config` overrides the preset that `kind` names. Held-out combinations of object and colour, and of object and
-    word, are only drawn for the test split.
+    `config` replaces the preset of `kind`. Held-out combinations of object and colour, and of object and word, occur
+    only in the test split.
 
     >>> batch = draw(3, seed=1, kind="long")
     >>> len(batch), batch.end.shape == (3, SLOTS), bool((batch.duration >= 600).all())
@@ -194,13 +194,14 @@ def draw(
         ("orientation", orientation, ("landscape", "portrait", "mixed")),
     ):
         if value not in known:
-            raise ValueError(f"{name}={value!r}: choose one of {known}")
+            raise ValueError(f"unknown {name} {value!r}; choose one of {known}")
     config = config or PRESETS[kind]
     stream = (int(kind == "long"), int(split == "test"))
     rng = np.random.default_rng([*np.atleast_1d(seed).tolist(), *stream])
     shape = (count, SLOTS)
 
-    duration = np.round(np.exp(rng.uniform(*np.log(config.duration), count))).astype(np.int64)
+    shortest, longest = np.log(config.duration)
+    duration = np.round(np.exp(rng.uniform(shortest, longest, count))).astype(np.int64)
     portrait = {
         "landscape": np.zeros(count, bool),
         "portrait": np.ones(count, bool),
@@ -218,7 +219,7 @@ def draw(
     busy = vocab.FIRST_BUSY + rng.integers(vocab.BUSY_PICTURES, size=shape)
     card = vocab.FIRST_CARD + rng.integers(vocab.CARD_PICTURES, size=shape)
     picture = np.where(scene == Scene.BUSY, busy, np.where(scene == Scene.CARD, card, picture))
-    # A blurred transition shows the picture of the slot in use before it.
+    # A blurred transition shows the picture of the last used slot before it.
     in_use = np.maximum.accumulate(np.where(length > 0, np.arange(SLOTS), 0), axis=1)
     before = np.concatenate([np.zeros_like(in_use[:, :1]), in_use[:, :-1]], axis=1)
     picture = np.where(scene == Scene.BLUR, np.take_along_axis(picture, before, axis=1), picture)
@@ -251,7 +252,7 @@ def draw(
 
 
 def sample_fractions(count: int) -> np.ndarray:
-    """(count,) positions of evenly spaced candidates: frame i of n stands at i / (n - 1).
+    """(count,) positions of evenly spaced candidates: frame i of n is at i / (n - 1).
 
     >>> sample_fractions(5).tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -260,13 +261,13 @@ def sample_fractions(count: int) -> np.ndarray:
 
 
 def slots_at(timelines: Timelines, fractions: np.ndarray) -> np.ndarray:
-    """(B, T) slot on screen at each of the (B, T) fractions of the videos; (T,) fractions serve every video."""
+    """(B, T) slot on screen at each of the (B, T) fractions, or at the same (T,) fractions of every video."""
     times = np.minimum(np.broadcast_to(fractions, (len(timelines), np.shape(fractions)[-1])), 1 - 1e-9)
     return (timelines.end[:, None, :] <= times[:, :, None]).sum(axis=-1)
 
 
 def events_at(timelines: Timelines, fractions: np.ndarray) -> np.ndarray:
-    """(B, T) number of the event on screen at each of the (B, T) fractions, or -1 between events.
+    """(B, T) number of the event on screen at each of the (B, T) fractions; -1 between events.
 
     >>> batch = draw(1, seed=0)
     >>> start, end = batch.moment(0, 2)
@@ -279,13 +280,13 @@ def events_at(timelines: Timelines, fractions: np.ndarray) -> np.ndarray:
     return number[slots]
 
 
-def _normalised(weights: Sequence[float]) -> np.ndarray:
+def _normalised(weights: Iterable[float]) -> np.ndarray:
     values = np.array(list(weights), dtype=float)
     return values / values.sum()
 
 
 def _lengths(rng: np.random.Generator, config: WorldConfig, events: np.ndarray, scene: np.ndarray) -> np.ndarray:
-    """(B, SLOTS) share of the video that each slot takes, zero where unused."""
+    """(B, SLOTS) length of each slot as a share of the video, zero if unused."""
     count = len(events)
     length = np.zeros((count, SLOTS))
     active = np.arange(MAX_EVENTS) < events[:, None]
@@ -300,7 +301,7 @@ def _lengths(rng: np.random.Generator, config: WorldConfig, events: np.ndarray, 
     share = rng.uniform(0.3, 1.0, (*gaps.shape, PIECES)) * (np.arange(PIECES) < used[..., None])
     is_event = np.zeros(SLOTS, bool)
     is_event[EVENT_SLOTS] = True
-    # Black and blur are transitions: shorter than what they lie between.
+    # Black and blur are transitions: shorter than the scenes around them.
     passing = np.isin(scene[:, ~is_event], (Scene.BLACK, Scene.BLUR))
     other = (gaps[..., None] * share).reshape(count, -1) * np.where(passing, 0.25, 1.0)
     length[:, ~is_event] = other * (rest / other.sum(axis=1))[:, None]
@@ -308,7 +309,7 @@ def _lengths(rng: np.random.Generator, config: WorldConfig, events: np.ndarray, 
 
 
 def _things(rng: np.random.Generator, scene: np.ndarray, split: Split) -> dict[str, np.ndarray]:
-    """What each slot shows: distinct objects and words for the events of a video, fillers for the decoys."""
+    """Objects and words of each slot: distinct within a video for events, fillers for decoys."""
     count = len(scene)
     objects, words = len(vocab.OBJECTS), len(vocab.WORDS)
     every = split == "test"
@@ -343,7 +344,7 @@ def _layout(
     width: np.ndarray,
     height: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Sizes and centres of object and sign, which neither overlap nor leave a frame of `width` by `height` (B,)."""
+    """Sizes and centres of object and sign, without overlap and within a frame of `width` by `height` (B,)."""
     shape = things["object"].shape
     width, height = width[:, None], height[:, None]
     letters = np.array([len(word) for word in (*vocab.WORDS, *vocab.FILLER_WORDS)])[things["word"]]
@@ -352,7 +353,7 @@ def _layout(
         return limits[0] + (limits[1] - limits[0]) * rng.random(shape) ** skew
 
     size = skewed(config.object_size, config.object_skew)
-    # A letter is at most as wide as high, which bounds the plate without knowing the font.
+    # A letter is at most as wide as high, which bounds the plate for any font.
     plate_aspect = letters + PLATE_PADDING
     word = np.minimum(skewed(config.word_size, config.word_skew), (width - 2 * _MARGIN) / plate_aspect)
     drift = rng.uniform(-1, 1, (2, *shape)) * config.drift / np.sqrt(2)

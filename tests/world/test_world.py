@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import fields, replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from allocembed import world
-from allocembed.world import atlas as atlas_module
 from allocembed.world import vocabulary as vocab
 from allocembed.world.text import KINDS, MOMENTS, REMEMBERED
 from allocembed.world.timeline import EVENT_SLOTS, LONG_SIDE, PLATE_HEIGHT, Scene, slots_at
@@ -240,21 +240,17 @@ def test_the_corpus_covers_the_vocabulary():
     assert "seconds>" in text and "(A)" in text
 
 
-def test_the_atlas_survives_a_file_and_the_variable_names_it(tmp_path, monkeypatch):
-    built = world.build_atlas()
-    path = built.save(tmp_path / "atlas.npz")
-    assert path.stat().st_size < 10e6
-    monkeypatch.setenv(atlas_module.ATLAS_VARIABLE, str(path))
-    monkeypatch.setattr(atlas_module, "build_atlas", lambda: pytest.fail("rasterised although a file was named"))
-    world.load_atlas.cache_clear()
-    try:
-        loaded = world.load_atlas()
-    finally:
-        world.load_atlas.cache_clear()
-    assert all(torch.equal(getattr(built, f.name), getattr(loaded, f.name)) for f in fields(built))
+def test_the_bundled_atlas_is_what_the_recipe_draws(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "recipes"))
+    from nano_atlas import build_atlas
+
+    drawn, bundled = build_atlas(), world.load_atlas()
+    for field in fields(bundled):
+        one, other = (getattr(atlas, field.name).float() for atlas in (drawn, bundled))
+        assert (one - other).abs().mean() < 0.5, field.name  # versions of the font library differ in single pixels
 
 
-@pytest.mark.parametrize("rate", [None, Fraction(1, 2)])
+@pytest.mark.parametrize("rate", [pytest.param(None, marks=pytest.mark.slow), Fraction(1, 2)])
 def test_a_written_video_decodes_to_its_length_and_content(tmp_path, rate):
     av = pytest.importorskip("av")
     # Places only: halved colour resolution does not survive a busy texture at this size.
@@ -275,7 +271,7 @@ def test_a_written_video_decodes_to_its_length_and_content(tmp_path, rate):
 
 
 def test_wrong_arguments_are_named_with_their_alternatives():
-    with pytest.raises(ValueError, match="kind='medium': choose one of"):
+    with pytest.raises(ValueError, match="unknown kind 'medium'; choose one of"):
         world.draw(1, seed=0, kind="medium")
     with pytest.raises(ValueError, match="leave no room"):
         replace(world.SHORT, event_length=(0.1, 0.3))
