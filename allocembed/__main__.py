@@ -1,6 +1,6 @@
 """`python -m allocembed` is the command line."""
 
-from allocembed.cli import main
+from allocembed.cli.main import main
 
 if __name__ == "__main__":
     main()

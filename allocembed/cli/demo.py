@@ -1,0 +1,21 @@
+"""`allocembed demo`: the whole path on toy videos."""
+
+from functools import partial
+from pathlib import Path
+
+from allocembed.cli.options import Command, Config, Out, all_but
+from allocembed.output.files import make_room
+
+
+@partial(Command, hidden=all_but("backbone", "device", "dtype"), preset={"backbone": "nano-qwen3"})
+def demo(config: Config, out: Out = Path("allocembed-demo")) -> None:
+    """Make a dozen toy videos, embed and search them, and compare the methods: the whole path in a few minutes.
+
+    Args:
+        out: Folder for the videos and the page.
+    """
+    config.check()
+    make_room(out / "film.html")
+    from allocembed.demo import run_demo
+
+    run_demo(out, config.backbone, device=config.device, dtype=config.dtype)

@@ -1,0 +1,202 @@
+"""`allocembed embed` and `allocate`: vectors of videos, and where the tokens of one video go."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional
+
+from allocembed.allocators.registry import AUTO, METHODS, make_method
+from allocembed.backbones.registry import find_entry, known_geometry
+from allocembed.budget import Budget
+from allocembed.cli.options import UNSET, AsJson, Command, Config, Flag, Out, Paths, UsageError
+from allocembed.config import EmbedConfig
+from allocembed.errors import ConfigError, VideoError
+from allocembed.output.console import complain, progress, say
+from allocembed.output.files import make_room
+
+if TYPE_CHECKING:
+    from allocembed.budget import Allocation
+    from allocembed.video import Clip
+
+Question = Annotated[str | None, UNSET]
+
+
+@Command
+def embed(
+    config: Config,
+    videos: Paths = (),
+    out: Out = Path("vectors.npz"),
+    question: Question = None,
+    instruction: Annotated[str | None, UNSET] = None,
+    recursive: Flag = False,
+) -> int:
+    """Embed videos under a token budget: one vector per video, with its cost.
+
+    A video that cannot be read is left out and named at the end; the exit status is then 1.
+
+      allocembed embed talk.mp4 holiday.mov --out vectors.npz
+      allocembed embed ~/Videos --recursive --budget 4f --out vectors.parquet
+      find /data -name '*.mp4' | allocembed embed - --out vectors.jsonl
+
+    Args:
+        videos: Video files, folders of frames, or - to read one path per line from stdin.
+        out: File for the vectors: .npz, .jsonl or .parquet.
+        question: Question about the videos. It becomes part of the prompt and steers a learned allocator.
+        instruction: Instruction to the model. Default: the model's own.
+        recursive: Embed all videos in the given folders and their subfolders.
+    """
+    from allocembed.output.vectors import check_vector_path, vector_file
+
+    check_vector_path(out)
+    config.check()
+    sources, failed = _sources(videos, recursive)
+    spent = 0
+    if sources:
+        from allocembed.embedder import AllocEmbed, Failure
+
+        embedder = AllocEmbed.from_config(config)
+        with vector_file(out) as writer, progress("embedding", len(sources)) as shown:
+            for result in embedder.stream(sources, question, instruction=instruction):
+                if isinstance(result, Failure):
+                    failed.append(str(result.error))
+                else:
+                    writer.add(result)
+                    spent += result.cost
+                shown.advance(f"{spent:,} tokens")
+        if writer.count:
+            total = writer.count + len(failed)
+            say(f"{writer.count} of {total} videos, {embedder.backbone.dim} dimensions, {spent:,} tokens → {out}")
+    for failure in failed:
+        complain("left out", failure)
+    return 1 if failed else 0
+
+
+@partial(Command, hidden=("dim", "compile"))
+def allocate(
+    video: Annotated[Path, Positional, UNSET],
+    config: Config,
+    png: Annotated[Path | None, UNSET] = None,
+    html: Annotated[Path | None, UNSET] = None,
+    as_json: AsJson = False,
+    question: Question = None,
+) -> None:
+    """Show where the tokens of a video go: every candidate frame, its scale and its share of the budget.
+
+    Methods without training need no model weights.
+
+      allocembed allocate talk.mp4 --allocator content --html film.html
+
+    Args:
+        video: A video file or a folder of frames.
+        png: Write the filmstrip as a picture.
+        html: Write the filmstrip as a web page.
+        as_json: Print the allocation as JSON.
+        question: Question about the video, which steers a learned allocator.
+    """
+    written = [make_room(path) for path in (png, html) if path]
+    if len({path.resolve() for path in (video, *written)}) <= len(written):
+        raise ConfigError("the video, --png and --html must be different files")
+    config.check()
+    check_exists(video)
+    clip, allocation, method, factor = _allocate(video, config, question)
+    from allocembed import film
+
+    title = f"{video.name} – {question}" if question else video.name
+    if png:
+        film.save_png(clip, allocation, png, title=title, method=method, factor=factor)
+    if html:
+        film.save_html(clip, allocation, html, title=title, method=method, factor=factor)
+    if as_json:
+        print(json.dumps(film.as_json(clip, allocation)))
+        return
+    _print_allocation(clip, allocation)
+    for path in written:
+        say(f"→ {path}")
+    if not written:
+        say("--html film.html or --png film.png shows it as a picture")
+
+
+def check_exists(path: Path) -> None:
+    """Raise VideoError for a missing source, before any model is loaded."""
+    if not path.exists():
+        raise VideoError(str(path), "no such file or folder; check the path")
+
+
+def _sources(paths: Sequence[Path], recursive: bool) -> tuple[list[Path], list[str]]:
+    """The videos to embed, and what is left out already."""
+    from allocembed.search.files import find_videos
+    from allocembed.video import IMAGE_SUFFIXES
+
+    # Bytes, because file names need not be valid Unicode.
+    lines = sys.stdin.buffer.read().splitlines() if Path("-") in paths else []
+    given = [Path(os.fsdecode(line)) for line in lines if line.strip()]
+    listed = [each for path in paths for each in (given if str(path) == "-" else [path])]
+    if not listed:
+        raise UsageError("give at least one video; see allocembed embed --help")
+    found: list[Path] = []
+    failed: list[str] = []
+    for path in listed:
+        try:
+            check_exists(path)
+        except VideoError as error:
+            failed.append(str(error))
+            continue
+        if recursive and path.is_dir() and not any(each.suffix.lower() in IMAGE_SUFFIXES for each in path.iterdir()):
+            videos, unread = find_videos([path])
+            found += [Path(each.path) for each in videos]
+            failed += [f"{name}: {cause}" for name, cause in unread.items()]
+            if not videos and not unread:
+                failed.append(f"{path}: there is no video in this folder")
+        else:
+            found.append(path)
+    return found, failed
+
+
+def _allocate(video: Path, config: EmbedConfig, question: str | None) -> tuple[Clip, Allocation, str, int]:
+    """Clip, allocation, name of the method and pixels per token side; weights are loaded only if they are needed."""
+    geometry, name = known_geometry(config.backbone), config.allocator
+    if name == AUTO and not find_entry(config.backbone).allocator:
+        name = "uniform"
+    if name not in METHODS or geometry is None:
+        from allocembed.embedder import AllocEmbed
+
+        embedder = AllocEmbed.from_config(config)
+        clip = embedder.read(video)
+        factor = embedder.backbone.geometry.factor
+        return clip, embedder.allocate(clip, question), embedder.allocator.name, factor
+    from allocembed.allocators.base import AllocationRequest
+    from allocembed.video import open_video
+
+    allocator, budget = make_method(name), Budget.parse(config.budget)
+    scale_range = config.scale_range or allocator.scale_range
+    with open_video(video, start=config.start, end=config.end) as source:
+        clip = source.sample(allocator.frames_wanted(budget, config.candidates), seek=config.seek)
+    request = AllocationRequest(geometry, budget, scale_range, question)
+    return clip, allocator.plan(clip, request).fit(clip, request), allocator.name, geometry.factor
+
+
+def _print_allocation(clip: Clip, allocation: Allocation) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from allocembed.film import base_frames, format_time
+
+    spent = f"{allocation.cost:,} of {allocation.budget:,} tokens"
+    base = f"{base_frames(clip, allocation)} frames at native size"
+    table = Table(title=f"{spent}, {allocation.relative_cost:.3f}× Base", caption=f"1.000× = {base}")
+    for heading in ("time", "scale", "grid", "tokens"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    most = max(grid.tokens for grid in allocation.grids)
+    for frames, scale, grid in zip(allocation.frames, allocation.scales, allocation.grids, strict=True):
+        times = " – ".join(format_time(clip.times[i], tenths=clip.duration < 60) for i in dict.fromkeys(frames))
+        bar = "█" * max(1, round(24 * grid.tokens / most))
+        table.add_row(times, f"{scale:.2f}", f"{grid.rows}×{grid.cols}", str(grid.tokens), bar)
+    Console().print(table)

@@ -1,0 +1,95 @@
+"""`allocembed eval`: benchmarks. Tables go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from allocembed.benchmarks.request import BenchmarkRequest, NanoRequest
+from allocembed.cli.options import FLAT, UNSET, AsJson, Command, at_least
+from allocembed.output.console import complain, progress, say
+from allocembed.output.files import make_room, write_text
+
+if TYPE_CHECKING:
+    from allocembed.benchmarks.campaign import CampaignResults
+
+HIDDEN = ("backbone", "allocator", "benchmark")
+"""The first two come from --backbone and --methods, the third from the command's name."""
+
+
+@partial(Command, hidden=HIDDEN)
+def nano(
+    request: Annotated[NanoRequest, FLAT],
+    as_json: AsJson = False,
+    markdown: Annotated[Path | None, UNSET] = None,
+) -> None:
+    """NanoRet: retrieval and questions in the procedural world that the nano models know.
+
+      allocembed eval nano --methods base,uniform,learned --limit 50
+
+    Args:
+        as_json: Print the rows as JSON.
+        markdown: Write the table to this file, as Markdown.
+    """
+    if markdown:
+        make_room(markdown)
+    from allocembed.benchmarks import campaign
+
+    results = campaign.run_nano(request, progress=progress)
+    if markdown:
+        write_text(markdown, results.markdown)
+    _show(results, as_json)
+    if markdown:
+        say(f"→ {markdown}")
+
+
+@partial(Command, hidden=HIDDEN, preset={"benchmark": "mmeb-v2", "out": Path("mmeb-v2-results")})
+def mmeb_v2(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False) -> None:
+    """MMEB-V2: ten tasks of video retrieval and video questions, as VLM2Vec-V2 evaluates them.
+
+      allocembed eval mmeb-v2 --data MMEB-V2 --tasks MSR-VTT,MSVD --backbone vlm2vec-v2-2b
+      torchrun --nproc-per-node 8 -m allocembed eval mmeb-v2 --data MMEB-V2
+
+    Args:
+        as_json: Print the results as JSON.
+    """
+    _run(request, as_json)
+
+
+@partial(Command, hidden=HIDDEN, preset={"benchmark": "longret", "out": Path("longret-results")})
+def longret(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False) -> None:
+    """LongRet: find complete long videos by descriptions of moments or of whole videos.
+
+      allocembed longret build --lovr LoVR --vript Vript --out longret
+      allocembed eval longret --data longret
+
+    Args:
+        as_json: Print the results as JSON.
+    """
+    _run(request, as_json)
+
+
+def _run(request: BenchmarkRequest, as_json: bool) -> None:
+    at_least(1, limit=request.limit, batch=request.batch)
+    tasks = request.load_tasks()
+    from allocembed.benchmarks import campaign
+
+    results = campaign.run(request, tasks, progress=progress)
+    if results.first:
+        _show(results, as_json)
+
+
+def _show(results: CampaignResults, as_json: bool) -> None:
+    for path in results.files:
+        say(f"→ {path}")
+    if as_json:
+        print(json.dumps(results.json))
+    else:
+        Console().print(*(results.tables or [Markdown(results.markdown)]), sep="\n")
+    for failure in results.failures:
+        complain("left out", failure)

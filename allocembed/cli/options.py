@@ -1,0 +1,183 @@
+"""Commands as functions: tyro turns their parameters and the fields of config dataclasses into options.
+
+A parameter of a dataclass type, such as `EmbedConfig`, becomes one option per field, documented by the field's
+docstring. A command may hide fields, or take their defaults from a place that its arguments name, such as an index.
+"""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import partial, wraps
+from inspect import getdoc
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, get_type_hints
+
+import docstring_parser
+import tyro
+from tyro import constructors
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from allocembed.config import EmbedConfig
+from allocembed.errors import AllocEmbedError
+
+Run = Callable[..., int | None]
+"""A command's function; it returns the exit status, or None for 0."""
+SHORT = {"backbone": "-b", "backbones": "-b", "allocator": "-a", "out": "-o"}
+REPEATED = {"backbones": "backbone"}
+"""Fields whose option may be repeated; it has the name of one value."""
+
+UNSET = arg(help_behavior_hint="")
+"""Marks an option whose default is not worth printing."""
+FLAT = arg(name="")
+"""Marks a dataclass whose fields are options of the command itself."""
+Config = Annotated[EmbedConfig, FLAT]
+Flag = Annotated[bool, UNSET, FlagCreatePairsOff]
+AsJson = Annotated[bool, arg(name="json", help_behavior_hint=""), FlagCreatePairsOff]
+Out = Annotated[Path, arg(aliases=["-o"])]
+Paths = Annotated[tuple[Path, ...], Positional, arg(metavar="PATH ...", help_behavior_hint="")]
+
+
+class UsageError(AllocEmbedError):
+    """The words of a command line cannot be understood."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: the function that runs it, and how the fields of its dataclasses become options."""
+
+    run: Run
+    hidden: tuple[str, ...] = ()
+    """Fields that are not options of this command."""
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    """Values of fields instead of their defaults."""
+    defaults: Callable[[dict[str, Any]], Any] | None = None
+    """Makes the dataclass that holds the defaults, from the arguments as far as they are known without it."""
+
+    @property
+    def about(self) -> str:
+        """The function's docstring up to the parameters."""
+        return (getdoc(self.run) or "").partition("Args:")[0].strip()
+
+    def parse(self, words: Sequence[str], prog: str) -> Callable[[], int | None]:
+        """The function with its arguments, ready to call. Raise UsageError if the words do not fit."""
+        preset = self.preset
+        if self.defaults:
+            # The given values may be impossible together with the usual defaults, so nothing is checked yet.
+            found = self.defaults(self._arguments(words, prog, preset, check=False))
+            preset = {} if found is None else vars(found)
+        return partial(self.run, **self._arguments(words, prog, preset))
+
+    def _arguments(
+        self, words: Sequence[str], prog: str, preset: Mapping[str, Any], check: bool = True
+    ) -> dict[str, Any]:
+        @wraps(self.run)
+        def collect(**arguments: Any) -> dict[str, Any]:
+            return arguments
+
+        # A flag needs a --no- form only if its default can be on.
+        markers = [tyro.conf.DisallowNone, *([] if self.defaults else [FlagCreatePairsOff])]
+        registry, complaint = _registry(self.hidden, preset, check), io.StringIO()
+        try:
+            with redirect_stderr(complaint):
+                return tyro.cli(
+                    collect, prog=prog, description=self.about, args=words, config=markers, registry=registry
+                )
+        except SystemExit as stop:
+            if not stop.code:
+                raise
+            raise UsageError(_one_line(complaint.getvalue(), prog)) from None
+
+
+def all_but(*shown: str) -> tuple[str, ...]:
+    """The fields of `EmbedConfig` to hide if only these are options."""
+    return tuple(item.name for item in fields(EmbedConfig) if item.name not in shown)
+
+
+def at_least(least: int, **options: int | None) -> None:
+    """Raise UsageError for an option with a smaller number."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise UsageError(f"--{name} must be at least {least}, not {value}")
+
+
+def _registry(hidden: Sequence[str], preset: Mapping[str, Any], check: bool) -> constructors.ConstructorRegistry:
+    registry = constructors.ConstructorRegistry()
+
+    @registry.struct_rule
+    def fields_rule(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
+        """Options from the fields of a dataclass, without the hidden ones."""
+        if not is_dataclass(info.type):
+            return None
+        hints, docs, fixed, specs = get_type_hints(info.type), _field_docs(info.type), {}, []
+        for item in fields(info.type):
+            usual = tyro.MISSING if item.default_factory is MISSING else item.default_factory()
+            value = preset.get(item.name, usual if item.default is MISSING else item.default)
+            if item.name in hidden:
+                fixed[item.name] = value
+            else:
+                kind: Any = tuple[str, ...] if item.name in REPEATED else hints[item.name]
+                kind = Annotated[kind, *_markers(item.name, kind, value)]
+                specs.append(constructors.StructFieldSpec(item.name, kind, value, docs.get(item.name)))
+        make = partial(info.type if check else SimpleNamespace, **fixed)
+        return constructors.StructConstructorSpec(make, tuple(specs))
+
+    @registry.primitive_rule
+    def words_rule(info: constructors.PrimitiveTypeInfo) -> constructors.PrimitiveConstructorSpec[Any] | None:
+        if info.type is Path:
+            return _primitive(Path, "PATH", _path, str)
+        return _primitive(tuple, "NAME,NAME...", _names, ",".join) if info.type == Sequence[str] else None
+
+    return registry
+
+
+def _markers(name: str, kind: Any, value: Any) -> list[Any]:
+    if is_dataclass(kind):
+        return [FLAT]
+    hint = "" if value is None or value is False or value in ("", ()) else None
+    short = [SHORT[name]] if name in SHORT else None
+    markers = [arg(name=REPEATED.get(name), aliases=short, help_behavior_hint=hint)]
+    return [*markers, tyro.conf.UseAppendAction] if name in REPEATED else markers
+
+
+def _primitive(cls: type, metavar: str, read: Callable[[str], Any], show: Callable[[Any], str]) -> Any:
+    """How tyro reads one word as a value of a type."""
+    return constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: isinstance(value, cls),
+        str_from_instance=lambda value: [show(value)],
+    )
+
+
+def _path(text: str) -> Path:
+    """A path that is not empty: an unset shell variable must not mean the current folder."""
+    if not text:
+        raise UsageError("the path is empty; give a file or a folder")
+    return Path(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names separated by commas, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The docstrings of the fields of a dataclass and of its bases."""
+    parsed = [docstring_parser.parse_from_object(each).params for each in reversed(cls.__mro__[:-1])]
+    return {param.arg_name: " ".join((param.description or "").split()) for params in parsed for param in params}
+
+
+def _one_line(box: str, prog: str) -> str:
+    """tyro's boxed complaint as one line: the message, similar options, and where the help is."""
+    lines = [line.strip(" │╭╮╰╯") for line in box.splitlines()[1:]]
+    parts = [list(part) for is_rule, part in groupby(lines, lambda line: set(line) <= {"-", "─"}) if not is_rule]
+    message = " ".join(parts[0]).partition("  Got errors")[0].rstrip(".") if parts else box
+    for old, new in (("Error parsing", "cannot read"), ("'None', ", ""), (", 'None'", "")):
+        message = message.replace(old, new)
+    similar = [word for part in parts if part[0] == "Perhaps you meant:" for line in part[1:] for word in line.split()]
+    names = " or ".join(dict.fromkeys(word for word in similar if word.startswith("--")))
+    return f"{message[:1].lower()}{message[1:]}{f' (did you mean {names}?)' if names else ''}; see {prog} --help"

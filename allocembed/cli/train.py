@@ -1,0 +1,50 @@
+"""`allocembed train`: the options are the fields of `TrainConfig`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from allocembed.backbones.registry import check_backbone
+from allocembed.cli.options import FLAT, Command, Flag
+from allocembed.errors import DataError
+from allocembed.rdpo.config import PRESETS, WORLD, TrainConfig, load_config
+
+OWN_FILE = "train.toml"  # in the folder of a run
+
+
+def run_config(given: dict[str, Any]) -> TrainConfig:
+    """The config of the preset and the TOML file; with --resume alone, that of the run in --out."""
+    file, preset, own = given["file"], given["preset"], Path(given["config"].out) / OWN_FILE
+    if given["resume"] and file is None and preset is None and own.is_file():
+        file = own
+    return load_config(preset, file)
+
+
+@partial(Command, defaults=run_config)
+def train(
+    config: Annotated[TrainConfig, FLAT],
+    file: Annotated[Path | None, Positional, arg(metavar="[CONFIG.toml]", help_behavior_hint="")] = None,
+    preset: Annotated[str | None, arg(metavar="|".join(PRESETS), help_behavior_hint="")] = None,
+    resume: Flag = False,
+) -> int:
+    """Train an allocator by RDPO, from ranking feedback alone; the backbone is not changed.
+
+      allocembed train --preset nano --out my-allocator
+      allocembed train --backbone qwen3-vl-embedding-2b --data train.jsonl --out my-allocator
+      allocembed train --out my-allocator --resume
+      torchrun --nproc-per-node 8 -m allocembed train my.toml
+
+    Args:
+        file: TOML file of options, such as the train.toml of a run. Options on the command line override it.
+        preset: Set of defaults. Default: paper, whose values are shown below.
+        resume: Continue the run in --out, with its own options.
+    """
+    check_backbone(config.backbone)
+    if config.data not in ("", WORLD) and not Path(config.data).is_file():
+        raise DataError(f"cannot read {config.data}: no such file; pass a .jsonl file with --data, or --data {WORLD}")
+    from allocembed.rdpo.run import train as run
+
+    stopped_by = run(config, resume=resume).stopped_by
+    return 128 + stopped_by if stopped_by else 0  # as shells report a signal, so that scripts do not take it for done

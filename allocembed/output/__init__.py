@@ -1,0 +1,1 @@
+"""Results and messages: files written whole, vector files, and the console."""

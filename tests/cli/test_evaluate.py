@@ -1,0 +1,89 @@
+"""`allocembed eval` and `longret`: options become requests; results are printed."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from allocembed.benchmarks import campaign
+from tests.command import run
+
+RESULTS = campaign.CampaignResults(True, {"results": [1]}, "# A table", [Path("out/results.json")], ["a.mp4: bad"])
+
+
+def test_options_become_a_request(monkeypatch, tmp_path):
+    ran = mock.Mock(return_value=RESULTS)
+    monkeypatch.setattr(campaign, "run", ran)
+    monkeypatch.setattr("allocembed.benchmarks.request.BenchmarkRequest.load_tasks", lambda self: ["tasks"])
+    words = ["--data", tmp_path, "--tasks", "MSVD, MSR-VTT,MSVD", "--methods", "base,uniform", "--limit", 3, "--html"]
+    words += ["-b", "nano-qwen2", "-b", "nano-qwen3", "--budget", "2f", "--candidates", 4, "--device", "cpu"]
+    result = run("eval", "mmeb-v2", *words)
+    assert result.returncode == 0, result.stderr
+    request, tasks = ran.call_args.args
+    assert tasks == ["tasks"] and request.benchmark == "mmeb-v2" and request.out == Path("mmeb-v2-results")
+    assert list(request.tasks) == ["MSVD", "MSR-VTT"]
+    assert tuple(request.backbones) == ("nano-qwen2", "nano-qwen3") and tuple(request.methods) == ("base", "uniform")
+    assert (request.config.budget, request.config.candidates, request.config.device) == ("2f", 4, "cpu")
+    assert request.html and not request.transfer and request.limit == 3
+    assert "A table" in result.stdout and result.stderr == "→ out/results.json\nleft out a.mp4: bad\n"
+    assert json.loads(run("eval", "mmeb-v2", *words, "--json").stdout) == RESULTS.json
+    ran.return_value = SimpleNamespace(first=False)
+    assert run("eval", "mmeb-v2", *words).stdout == "", "only the first process prints"
+
+
+@pytest.mark.slow
+def test_nano_prints_json_and_writes_markdown(nano_tiny, tmp_path):
+    words = ["--limit", 2, "--budget", "2f", "--candidates", 4, "--subsets", "qa", "-b", nano_tiny, "--device", "cpu"]
+    table = tmp_path / "deep" / "table.md"
+    result = run("eval", "nano", *words, "--methods", "base,uniform,learned", "--json", "--markdown", table)
+    assert result.returncode == 0, result.stderr
+    assert [row["method"] for row in json.loads(result.stdout)["rows"]] == ["base", "uniform"]
+    assert "skipping learned" in result.stderr and "NanoRet" in table.read_text()
+
+
+@pytest.mark.slow
+def test_a_sweep_writes_its_table_and_plot(nano_tiny, tmp_path):
+    words = ["--limit", 2, "--methods", "full,uniform", "-b", nano_tiny, "--device", "cpu", "--out", tmp_path]
+    result = run("eval", "nano", "--sweep", "frames", *words, "--json")
+    assert result.returncode == 0 and json.loads(result.stdout), result.stderr
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"sweep_frames.md", "sweep_frames.json", "sweep_frames.png", "sweep_frames.svg"} <= names
+    assert all(f"→ {tmp_path / name}\n" in result.stderr for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["mmeb-v2"], 2, "--data"),
+        (["mmeb-v2", "--data", "d", "--tasks", "UCF101"], 1, "UCF101"),
+        (["mmeb-v2", "--data", "d", "--batch", "0"], 2, "--batch must be at least 1"),
+        (["mmeb-v2", "--data", "d", "--sweep", "colours"], 2, "'budgets'"),
+        (["mmeb-v2", "--data", "d", "--sweep", "frames", "--transfer"], 1, "separate runs"),
+        (["mmeb-v2", "--data", "d", "--transfer", "--methods", "uniform"], 1, "compares with Base"),
+        (["longret", "--data", "d"], 1, "allocembed longret build"),
+        (["nano", "--methods", "base,magic"], 1, "unknown allocator 'magic'"),
+        (["nano", "--subsets", "tall-video"], 1, "tall-video"),
+        (["nano", "--limit", "0"], 1, "limit must be at least 1"),
+        (["nano", "--budget", "lots"], 1, "budget"),
+        (["nano", "-b", "nano-qwen33"], 1, "did you mean nano-qwen3?"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(monkeypatch, tmp_path, words, code, said):
+    monkeypatch.chdir(tmp_path)
+    result = run("eval", *words)
+    assert result.returncode == code and said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_longret_build_prints_the_composition_and_its_files(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    built = mock.Mock(return_value=("# Composition", [tmp_path / "queries.parquet"]))
+    monkeypatch.setattr("allocembed.benchmarks.composition.build_benchmark", built)
+    result = run("longret", "build", "--lovr", "LoVR", "--seed", 3)
+    assert (result.returncode, result.stdout) == (0, "# Composition\n")
+    assert result.stderr == f"→ {tmp_path / 'queries.parquet'}\n"
+    assert built.call_args.args == (Path("LoVR"), None, Path("longret")) and built.call_args.kwargs["seed"] == 3
+    for words in ([], ["--lovr", "LoVR", "--workers", 0]):
+        assert run("longret", "build", *words).returncode == 2

@@ -1,0 +1,147 @@
+"""The command line as a whole: help, global options, outcomes and exit statuses; torch only when it is needed."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from allocembed.cli.main import COMMANDS
+from tests.command import run
+
+IN_ONE_PROCESS = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from allocembed.cli.main import main
+answers = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["allocembed", *words]
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+        try:
+            main()
+        except SystemExit as stop:
+            answers.append([stop.code, said.getvalue()])
+print(json.dumps([answers, [name for name in ("torch", "transformers") if name in sys.modules]]))
+"""
+ANSWERS = [
+    (["--help"], 0, ""),
+    (["index", "--help"], 0, ""),
+    (["train", "--help"], 0, ""),
+    (["eval", "mmeb-v2", "--help"], 0, ""),
+    (["embed", "nope.mp4"], 1, "left out nope.mp4: no such file or folder"),
+    (["allocate", "nope.mp4"], 1, "error: nope.mp4: no such file or folder"),
+    (["embed", "nope.mp4", "-b", "nano-qwen33"], 1, "did you mean nano-qwen3?"),
+    (["embed", "nope.mp4", "-a", "unifrom"], 1, "did you mean uniform?"),
+    (["embed", "a.mp4", "--budgt", "8f"], 2, "did you mean --budget?"),
+    (["embd"], 2, "unknown command 'embd' (did you mean embed?)"),
+    (["index", "ls", "nowhere"], 1, "there is no index at nowhere"),
+    (["search", "nowhere", "a dog"], 1, "there is no index at nowhere"),
+    (["serve", "nowhere"], 1, "there is no index at nowhere"),
+    (["index", "nowhere", "--to", "new"], 1, "nowhere: no such file or folder"),
+    (["train", "nowhere.toml"], 1, "cannot read nowhere.toml"),
+    (["train", "--preset", "nano", "--data", "nowhere.jsonl"], 1, "cannot read nowhere.jsonl"),
+    (["eval", "longret", "--data", "nowhere"], 1, "allocembed longret build"),
+    (["eval", "nano", "--methods", "base,magic"], 1, "unknown allocator 'magic'"),
+    (["longret", "build", "--lovr", "nowhere"], 1, "nowhere"),
+    (["demo", "-b", "nano-qwen4"], 1, "did you mean nano-qwen"),
+]
+
+
+def all_commands() -> list[str]:
+    inner = {name: [""] if isinstance(found, str) else list(found) for name, found in COMMANDS.items()}
+    return [f"{group} {name}".strip() for group, names in inner.items() for name in names]
+
+
+def test_help_and_mistakes_are_answered_without_torch_and_leave_nothing(tmp_path):
+    command = [sys.executable, "-c", IN_ONE_PROCESS, json.dumps([words for words, _, _ in ANSWERS])]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    answers, imported = json.loads(result.stdout)
+    for (words, code, said), answer in zip(ANSWERS, answers, strict=True):
+        assert answer[0] == code and said in answer[1] and "Traceback" not in answer[1], (words, answer)
+    assert not imported and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--help"], ["embed", "nope.mp4"], ["embed", "a.mp4", "-b", "nano-qwen33"]])
+def test_an_answer_costs_less_than_a_second_of_cpu(words):
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "allocembed", *words], capture_output=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 1
+
+
+@pytest.mark.parametrize("command", all_commands())
+def test_every_option_of_every_command_is_documented(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run(*command.split(), "--help")
+    assert result.returncode == 0 and result.stdout.startswith(f"usage: allocembed {command} ")
+    lines = [line.strip("│ ") for line in result.stdout.splitlines()]
+    options = [place for place, line in enumerate(lines) if re.match(r"--?\w", line)]
+    assert options
+    for place in options:
+        same_line = re.search(r" {2,}\S", lines[place])
+        assert same_line or re.match(r"\w", lines[place + 1]), f"no help for {lines[place]}"
+
+
+def test_help_of_embed_names_short_forms_and_defaults(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = run("embed", "--help").stdout
+    for option in ("-b STR, --backbone", "-a STR, --allocator", "-o PATH, --out", "--start", "--end", "--question"):
+        assert option in shown
+    assert "(default: qwen3-vl-embedding-2b)" in shown and "None" not in shown and "--config" not in shown
+
+
+def test_without_words_the_help_is_printed():
+    for words in ([], ["index"], ["eval"]):
+        result = run(*words)
+        assert result.returncode == 2 and "commands:" in result.stdout
+
+
+def test_version_is_printed():
+    from allocembed import __version__
+
+    assert run("--version").stdout == f"allocembed {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["demo"], ["train", "--preset", "nano"]])
+def test_ctrl_c_is_one_word_and_the_usual_status(monkeypatch, words, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for place in ("allocembed.demo.run_demo", "allocembed.rdpo.run.train"):
+        monkeypatch.setattr(place, mock.Mock(side_effect=KeyboardInterrupt))
+    result = run(*words)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "stopped\n")
+
+
+def test_a_bug_is_one_line_with_a_file_to_attach_and_a_traceback_on_request(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("allocembed.demo.run_demo", mock.Mock(side_effect=ZeroDivisionError("half\na message")))
+    result = run("demo")
+    assert result.returncode == 70 and result.stderr.count("\n") == 1
+    said = re.fullmatch(r"bug: ZeroDivisionError: half a message; .* file (.*)\n", result.stderr)
+    assert said
+    report = Path(said[1]).read_text()
+    assert "Traceback" in report and "command: demo" in report and "ZeroDivisionError" in report
+    assert "Traceback" in run("demo", "--debug").stderr
+
+
+def test_debug_shows_the_traceback_of_a_mistake_too():
+    shown = run("--debug", "allocate", "nope.mp4")
+    assert shown.returncode == 1 and "Traceback" in shown.stderr and "error: nope.mp4" in shown.stderr
+
+
+def test_what_the_package_logs_is_shown_unless_quiet(monkeypatch, tmp_path):
+    import logging
+
+    monkeypatch.chdir(tmp_path)
+    notice = mock.Mock(side_effect=lambda *a, **k: logging.getLogger("allocembed").warning("knows only [toys]"))
+    monkeypatch.setattr("allocembed.demo.run_demo", notice)
+    assert run("demo").stderr == "knows only [toys]\n"
+    assert run("demo", "--quiet").stderr == "" and run("demo").stderr == "knows only [toys]\n"

@@ -1,0 +1,189 @@
+"""`allocembed index`, `search` and `serve` as a user runs them: messages, exit codes, and no tracebacks."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.clips import picture, write_video
+from tests.command import run
+
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, qwen3_folder) -> Path:
+    """An index of three videos and a broken one; the videos lie beside it."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "videos").mkdir()
+    for number in range(3):
+        write_video(folder / "videos" / f"v{number}.mp4", [picture(number * 37 + frame) for frame in range(10)])
+    (folder / "videos" / "bad.mp4").write_text("no video")
+    result = run("index", folder / "videos", "--to", folder / "index", "--backbone", qwen3_folder)
+    assert result.returncode == 1 and "3 embedded" in result.stderr and result.stdout == ""
+    assert re.search(r"left out .*bad.mp4: cannot open it as a video", result.stderr), result.stderr
+    return folder / "index"
+
+
+def test_a_second_run_has_nothing_to_do(place):
+    result = run("index", place.parent / "videos", "--to", place)
+    assert result.returncode == 0, result.stderr
+    assert "0 embedded, 3 unchanged, 1 left out as before (--retry-failed tries again)" in result.stderr
+    assert run("index", "add", place.parent / "videos", "--to", place, "--retry-failed").returncode == 1
+    assert run("index", "--to", place, place.parent / "videos").returncode == 0, "options may come first"
+
+
+def test_options_equal_to_those_of_the_index_are_accepted(place, qwen3_folder):
+    words = ("--backbone", qwen3_folder, "--budget", "8f", "--allocator", "uniform", "--segments", "auto")
+    result = run("index", place.parent / "videos", "--to", place, *words)
+    assert result.returncode == 0, result.stderr
+
+
+def test_info_ls_verify_and_export(place, tmp_path):
+    info = json.loads(run("index", "info", place, "--json").stdout)
+    assert (info["videos"], info["failed"], info["budget"], info["allocator"]) == (3, 1, "8f", "uniform")
+    assert "8f" in run("index", "info", place).stdout
+    assert len(run("index", "ls", place).stdout.splitlines()) == 4
+    failed = run("index", "ls", place, "--failed").stdout.splitlines()
+    assert len(failed) == 1 and "bad.mp4: cannot open it as a video" in failed[0]
+    rows = [json.loads(line) for line in run("index", "ls", place, "--json").stdout.splitlines()]
+    assert len(rows) == 4 and {"path", "error", "duration"} <= set(rows[0])
+    verified = run("index", "verify", place)
+    assert verified.returncode == 0 and "4 files, 0 problems" in verified.stderr, "an unreadable file is no problem"
+    assert re.search(r"1 have no vectors, .* --retry-failed\n.*bad.mp4: cannot open it as a video", verified.stderr)
+    assert run("index", "export", place, "--out", tmp_path / "new" / "all.npz").returncode == 0
+    assert np.load(tmp_path / "new" / "all.npz")["vectors"].shape == (3, 32)
+
+
+def test_listing_an_index_does_not_import_torch(place):
+    code = "import sys; from allocembed.cli.main import run; "
+    code += "".join(f"assert run(['index', {name!r}, {str(place)!r}]) == 0; " for name in ("ls", "info", "verify"))
+    command = [sys.executable, "-c", f"{code} assert 'torch' not in sys.modules"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
+def test_search_prints_a_table_or_json(place):
+    table = run("search", place, "a dog")
+    assert table.returncode == 0 and "score" in table.stdout and str(place.parent / "videos" / "v1.mp4") in table.stdout
+    hits = json.loads(run("search", place, "a dog", "--top", 2, "--json").stdout)
+    assert len(hits) == 2 and set(hits[0]) >= {"path", "score", "start", "end", "cost"}
+    assert json.loads(run("search", place, "a dog", "--min-score", 1, "--json").stdout) == []
+
+
+def test_search_by_example_cuts_the_moments_out(place, tmp_path):
+    words = ("--like", place.parent / "videos" / "v1.mp4", "--top", 1, "--clip", tmp_path / "moments")
+    result = run("search", place, *words)
+    assert result.returncode == 0 and "v1.mp4" in result.stdout, result.stderr
+    assert [path.name for path in (tmp_path / "moments").iterdir()] == ["01-v1-0s.mp4"]
+
+
+def test_a_budget_that_no_video_can_meet_leaves_no_index(place, tmp_path, qwen3_folder):
+    words = ["index", place.parent / "videos", "--to", tmp_path / "new", "--backbone", qwen3_folder]
+    result = run(*words, "--budget", 1)
+    assert result.returncode == 1 and "→ no index, because nothing could be indexed" in result.stderr, result.stderr
+    assert result.stderr.count("left out") == 4 and not (tmp_path / "new").exists()
+    assert run(*words).returncode == 1 and (tmp_path / "new").is_dir(), "another budget may follow"
+    (tmp_path / "empty").mkdir()
+    assert run("index", tmp_path / "empty", "--to", tmp_path / "new", "--prune").returncode == 0
+    assert (tmp_path / "new").is_dir(), "an index that was there stays"
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, qwen3_folder, monkeypatch):
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    # Root may read anything, so the system's refusal is simulated.
+    monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=PermissionError(13, "Permission denied", str(closed))))
+    result = run("index", closed, "--to", tmp_path / "index", "--backbone", qwen3_folder)
+    said = f"there is no video in {closed}: {closed} cannot be read (Permission denied); check its permissions"
+    assert result.returncode == 1 and said in result.stderr, result.stderr
+
+
+def test_files_can_be_removed(place, tmp_path):
+    write_video(tmp_path / "more.mp4", 7)
+    assert run("index", tmp_path / "more.mp4", "--to", place).returncode == 0
+    assert "1 files removed" in run("index", "rm", place, tmp_path / "more.mp4").stderr
+    assert json.loads(run("index", "info", place, "--json").stdout)["videos"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["search", "nowhere", "a dog"], "there is no index at nowhere"),
+        (["index", "info", "nowhere"], "there is no index at nowhere"),
+        (["serve", "nowhere"], "there is no index at nowhere"),
+        (["search", "{place}", ""], "the query is empty"),
+        (["search", "{place}", "x" * 3000], "shorten it to 2,000"),
+        (["index", "{videos}", "--to", "{place}", "--budget", "4f"], "made with --budget 8f, not 4f"),
+        (["index", "{videos}", "--to", "{place}", "--segments", "off"], "made with --segments auto"),
+        (["index", "{videos}", "--to", "{place}", "--scale-range", "0.3", "1"], "made with --scale-range 0.2 1.8"),
+        (["index", "{videos}", "--to", "{place}", "--backbone", "nano-qwen3"], "made with --backbone"),
+        (["index", "{videos}/none", "--to", "{place}"], "no such file or folder"),
+        (["index", "{empty}", "--to", "{empty}/index", "--backbone", "nano-qwen3"], "there is no video in"),
+        (["index", "{videos}", "--to", "{videos}", "--backbone", "nano-qwen3"], "not an index and not empty"),
+        (["index", "{videos}", "--to", "{empty}/i", "--segments", "often"], "--segments 30"),
+        (["index", "rm", "{place}", "elsewhere.mp4"], "is not in the index"),
+        (["index", "export", "{place}", "--out", "all.txt"], "must end in .parquet or .npz"),
+        (["search", "{place}", "--like", "nowhere.mp4"], "no such file or folder"),
+    ],
+)
+def test_what_a_user_can_fix_is_one_line_and_leaves_nothing(place, tmp_path, words, said):
+    names = {"place": place, "videos": place.parent / "videos", "empty": tmp_path}
+    result = run(*(word.format(**names) for word in words))
+    assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+    assert result.stderr.startswith("error: ") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["search", "{place}"],
+        ["search", "{place}", "a dog", "--like", "a.mp4"],
+        ["search", "{place}", "a dog", "--top", "0"],
+        ["index", "--to", "{place}"],
+        ["index", "{place}"],
+        ["index", "add", "x", "--to", "{place}", "--readers", "0"],
+        ["index", "rm", "{place}"],
+        ["serve", "{place}", "--port", "70000"],
+    ],
+)
+def test_words_that_do_not_fit_are_a_usage_error(place, words):
+    result = run(*(word.format(place=place) for word in words))
+    assert result.returncode == 2 and result.stderr.startswith("error: "), result.stderr
+
+
+def test_without_lancedb_the_error_names_what_to_install(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    result = run("search", place, "a dog")
+    assert result.returncode == 1 and "pip install -e '.[search]'" in result.stderr
+
+
+def test_a_port_that_is_taken_is_an_error(place):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run("serve", place, "--port", taken.getsockname()[1])
+    assert result.returncode == 1 and "choose another port with --port" in result.stderr
+
+
+@pytest.mark.slow
+def test_serve_answers_until_it_is_stopped(place):
+    command = [sys.executable, "-m", "allocembed", "serve", str(place), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}) as server:
+        try:
+            assert server.stderr
+            line = next(line for line in server.stderr if "http://" in line)
+            address = re.findall(r"http://127\.0\.0\.1:\d+", line)[0]
+            with urllib.request.urlopen(f"{address}/api/info", timeout=60) as reply:
+                assert json.load(reply)["videos"] == 3
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+        finally:
+            server.kill()

@@ -1,0 +1,93 @@
+"""The demo: all steps run, a second run reuses the videos, and its words fit what is installed."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from allocembed import demo, world
+from allocembed.backbones.registry import REGISTRY, BackboneEntry
+from allocembed.errors import OutputError
+from allocembed.policy.frame_module import FrameModuleConfig
+from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
+
+
+@pytest.fixture(autouse=True)
+def small_videos(monkeypatch):
+    monkeypatch.setattr(demo, "SIZE", (72, 96))
+    monkeypatch.setattr("allocembed.world.files.USUAL_FRAMES", 60)
+
+
+def show(out: Path, backbone: str | Path, videos: int) -> tuple[str, list[demo.Answer]]:
+    """What the demo prints, and its searches."""
+    printed = io.StringIO()
+    console = Console(file=printed, width=100)
+    answers = demo.run_demo(out, str(backbone), videos=videos, sample=2, device="cpu", console=console)
+    return printed.getvalue(), answers
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_nothing_and_again_from_what_is_there(nano_tiny, tmp_path):
+    printed, answers = show(tmp_path, nano_tiny, videos=3)
+    videos = sorted((tmp_path / "videos").glob("*.mp4"))
+    assert len(videos) == 3 and len(answers) == 3
+    assert all(len(answer.found) == 3 for answer in answers)
+    assert f"{sum(answer.right for answer in answers)} of 3 sentences" in printed
+    assert "toy-01.mp4" in (tmp_path / "film.html").read_text()
+    assert "1.000× = 8 frames at native size" in printed
+    assert "NanoRet" in printed and "allocembed embed" in printed and str(tmp_path / "videos")[:20] in printed
+
+    written = [video.stat().st_mtime_ns for video in videos]
+    again, same = show(tmp_path, nano_tiny, videos=3)
+    assert [video.stat().st_mtime_ns for video in videos] == written and "3 of them from an earlier run" in again
+    assert [answer.found for answer in same] == [answer.found for answer in answers]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_demo_says_what_search_needs_only_where_it_is_missing(nano_tiny, tmp_path, monkeypatch, missing):
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if missing and name == "lancedb" else object())
+    printed, _ = show(tmp_path, nano_tiny, videos=2)
+    assert ("  pip install -e '.[search]' && allocembed index" in printed) == missing and "allocembed index" in printed
+
+
+@pytest.mark.slow
+def test_the_demo_shows_the_bundled_allocator_beside_the_others(nano_tiny, tmp_path, monkeypatch):
+    module = FrameModuleConfig(visual_width=64, text_width=64, width=16, heads=2, layers=1)
+    ScalePolicy(PolicyConfig(module, "backbone", "nano-qwen3")).save_pretrained(tmp_path / "policy")
+    entry = BackboneEntry(str(nano_tiny), "qwen3_vl", allocator=str(tmp_path / "policy"))
+    monkeypatch.setitem(REGISTRY, "nano-qwen3", entry)
+    printed, _ = show(tmp_path, "nano-qwen3", videos=2)
+    assert "embedded by learned" in printed and "\nlearned" in printed and "\ncontent" in printed
+
+
+@pytest.mark.slow
+def test_steps_are_on_stderr_and_results_on_stdout(nano_tiny, tmp_path, monkeypatch, capsys):
+    steps = io.StringIO()
+    monkeypatch.setattr(demo, "stderr", Console(file=steps, width=100))
+    demo.run_demo(tmp_path, str(nano_tiny), videos=2, sample=2, device="cpu")
+    results = capsys.readouterr().out
+    assert "is loaded" in steps.getvalue() and "is loaded" not in results
+    assert "NanoRet" in results and "NanoRet" not in steps.getvalue()
+
+
+def test_the_demo_writes_only_the_videos_it_lacks(tmp_path):
+    timelines = world.draw(2, seed=0, orientation="mixed")
+    counts = []
+
+    def written() -> int:
+        return demo.make_videos(timelines, tmp_path, lambda *count: counts.append(count))[1]
+
+    assert (written(), written()) == (2, 0) and counts == [(1, 2), (2, 2)]
+    (tmp_path / "toy-02.mp4").unlink()
+    assert written() == 1
+    (tmp_path / demo.STAMP).write_text("another version")
+    assert written() == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [demo.STAMP, "toy-01.mp4", "toy-02.mp4"]
+
+
+def test_videos_that_cannot_be_written_are_an_error_of_the_place(tmp_path):
+    (tmp_path / "videos").write_text("a file, not a folder")
+    with pytest.raises(OutputError, match=r"cannot write .*videos"):
+        demo.make_videos(world.draw(1, seed=0), tmp_path / "videos", lambda done, total: None)
