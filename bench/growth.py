@@ -1,11 +1,10 @@
-"""What a video costs against its length and against the number of candidate frames: tables and a plot.
+"""Measure how the cost of a video grows with its length and with the number of candidate frames.
 
     python bench/growth.py [--lengths 1 10 60] [--candidates 24 48 60 120] [--plot docs/growth.svg] [--out FILE.json]
 
-On a CPU, with files of bench/decode.py: 720p H.264, a keyframe every ten seconds. Against the length, 24 candidates are
-taken; against the candidates, they are taken from the middle length. The budget is 8 native frames throughout, so that
-the tokens are the same for every length and every number of candidates. Peak memory is that of `allocembed embed` in a
-process of its own.
+On a CPU, with files of bench/decode.py: 720p H.264, a keyframe every ten seconds. The first table samples 24 candidates
+from each length; the second samples each number of candidates from the middle length. The budget is always 8 native
+frames, so the number of tokens is the same everywhere. Peak memory is that of `allocembed embed` in its own process.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import logging
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from decode import RATE, best_of, write_video
@@ -31,8 +31,8 @@ USUAL = 24
 COLOURS = {"exact": "#00798c", "keyframe": "#e09f3e", "allocate": "#8f6bb3", "project": "#6c757d"}
 
 
-def by_length(files: dict[float, Path], embedder: AllocEmbed, options: argparse.Namespace) -> list[dict]:
-    """Seconds to take the candidates, tokens spent and peak memory for every length and way to seek."""
+def by_length(files: dict[float, Path], embedder: AllocEmbed, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds to sample the candidates, tokens and peak memory, for each length and seek mode."""
     rows = []
     for minutes, file in files.items():
         for seek in SEEKS:
@@ -44,21 +44,21 @@ def by_length(files: dict[float, Path], embedder: AllocEmbed, options: argparse.
     return rows
 
 
-def by_candidates(file: Path, embedder: AllocEmbed, options: argparse.Namespace) -> list[dict]:
-    """Seconds to take, weigh and project so many candidates, and the tokens that remain the same."""
+def by_candidates(file: Path, embedder: AllocEmbed, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds to sample, allocate and project each number of candidates, and the tokens."""
     rows = []
     for count in options.candidates:
         decode = {seek: best_of(lambda s=seek, n=count: sample(file, n, seek=s), options.repeat) for seek in SEEKS}
         clip = sample(file, count, seek="keyframe")
         allocation = embedder.allocate(clip)
         scales = np.random.default_rng(0).uniform(*embedder.scale_range, len(allocation))
-        wish = (scales, allocation.native, allocation.budget, embedder.scale_range)
+        request = (scales, allocation.native, allocation.budget, embedder.scale_range)
         rows.append(
             {
                 "candidates": count,
                 "decode_s": decode,
                 "allocate_s": best_of(lambda clip=clip: embedder.allocate(clip), options.repeat),
-                "project_s": best_of(lambda wish=wish: project(*wish), 20),
+                "project_s": best_of(lambda request=request: project(*request), 20),
                 "tokens": allocation.cost,
             }
         )
@@ -66,17 +66,17 @@ def by_candidates(file: Path, embedder: AllocEmbed, options: argparse.Namespace)
     return rows
 
 
-def print_tables(results: dict) -> None:
+def print_tables(results: dict[str, Any]) -> None:
     console = Console()
-    table = Table(title=f"{USUAL} candidates, against the length of the video")
+    table = Table(title=f"{USUAL} candidates, by length of the video")
     for heading in ("minutes", "seek", "decode, s", "tokens", "peak, MB"):
         table.add_column(heading, justify="right")
     for row in results["lengths"]:
         cells = (f"{row['decode_s']:.2f}", f"{row['tokens']:,}", f"{row['peak_mb']:.0f}")
         table.add_row(f"{row['minutes']:g}", row["seek"], *cells)
     console.print(table)
-    table = Table(title=f"a video of {results['middle']:g} minutes, against the number of candidates")
-    headings = ("candidates", "exact, s", "keyframe, s", "allocate, ms", "of it projection, ms", "tokens")
+    table = Table(title=f"a video of {results['middle']:g} minutes, by number of candidates")
+    headings = ("candidates", "exact, s", "keyframe, s", "allocate, ms", "thereof projection, ms", "tokens")
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in results["candidates"]:
@@ -86,8 +86,8 @@ def print_tables(results: dict) -> None:
     console.print(table)
 
 
-def draw(results: dict, path: Path) -> None:
-    """Two panels: seconds against the length, and against the candidates."""
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Plot seconds against length, and against candidates, in two panels."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
@@ -118,22 +118,22 @@ def draw(results: dict, path: Path) -> None:
         figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _line(panel, places: list, values: list, label: str, colour: str) -> None:
+def _line(panel: Any, places: list[float], values: list[float], label: str, colour: str) -> None:
     panel.plot(places, values, color=COLOURS[colour], marker="o", markersize=4.5, linewidth=1.8, label=label)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backbone", default="nano-qwen3", help="a small one, so that its weights don't hide the rest")
+    parser.add_argument("--backbone", default="nano-qwen3", help="a small model, whose weights do not dominate memory")
     parser.add_argument("--allocator", default="auto")
     parser.add_argument("--lengths", type=float, nargs="+", default=[1.0, 10.0, 60.0], help="minutes")
     parser.add_argument("--candidates", type=int, nargs="+", default=[24, 48, 60, 120])
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each, the fastest counts (default 3)")
-    parser.add_argument("--plot", type=Path, help="where the plot goes, .svg or .png")
-    parser.add_argument("--out", type=Path, help="write all figures here as JSON")
-    parser.add_argument("--tiny", action="store_true", help="small short files, to try the script")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each; the fastest counts (default 3)")
+    parser.add_argument("--plot", type=Path, help="write the plot here, .svg or .png")
+    parser.add_argument("--out", type=Path, help="write all results here as JSON")
+    parser.add_argument("--tiny", action="store_true", help="use small short files, to test the script")
     options = parser.parse_args()
-    logging.getLogger("allocembed").setLevel(logging.ERROR)  # nano's notice about its world
+    logging.getLogger("allocembed").setLevel(logging.ERROR)  # nano's notice that it knows only its own world
     size, gop = ((160, 96), 25) if options.tiny else ((1280, 720), 250)
     if options.tiny:
         options.lengths, options.candidates, options.repeat = [0.1, 0.2, 0.5], [24, 48], 1

@@ -1,10 +1,10 @@
-"""Attention within chunks of different size on a GPU: our kernel, FlashAttention 2 and cuDNN, on the tower's shapes.
+"""Time attention within chunks of different size on a GPU: our kernel, FlashAttention 2 and cuDNN.
 
     python bench/kernel.py [--heads 16] [--samples 50]
 
-Milliseconds of one layer for heads of 64 (Qwen3-VL-2B's tower), bfloat16: 12 chunks as large as 720p makes them, 12 of
-different size at a third of that, and 12 previews; and how far each is from float32 at most. cuDNN takes chunks of one
-size alone.
+Milliseconds of one layer with heads of size 64 (Qwen3-VL-2B's tower) in bfloat16, and the largest difference to
+float32. Inputs: 12 chunks of the size of 720p, 12 chunks of different size with a third of the patches, and 12
+previews. cuDNN only handles chunks of one size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.attention.varlen import varlen_attn
 
-from allocembed.backbones.attention import _by_cudnn, _by_length, own_kernel
+from allocembed.backbones.qwen_vl.attention import attend_by_cudnn, attend_by_length, own_kernel
 
 kernel = own_kernel()
 CHUNKS = {
@@ -29,23 +29,26 @@ CHUNKS = {
 
 
 def make(lengths: list[int], heads: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Queries, keys and values (N, heads, 64), the values within a larger tensor as the tower has them, and bounds."""
+    """Queries, keys and values (N, heads, 64), and bounds. Values are part of a larger tensor, as in the tower."""
     source = torch.Generator("cuda").manual_seed(0)
-    about = {"device": "cuda", "dtype": torch.bfloat16, "generator": source}
+    kind = {"device": "cuda", "dtype": torch.bfloat16, "generator": source}
     total = sum(lengths)
-    query, key = (torch.randn((total, heads, kernel.HEAD), **about) for _ in range(2))
-    value = torch.randn((total, 3, heads, kernel.HEAD), **about)[:, 2]
+    query, key = (torch.randn((total, heads, kernel.HEAD), **kind) for _ in range(2))
+    value = torch.randn((total, 3, heads, kernel.HEAD), **kind)[:, 2]
     return [query, key, value], torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
 
 
-def ways(tensors: list[torch.Tensor], bounds: torch.Tensor, lengths: list[int]) -> dict[str, Callable]:
+def kernels(
+    tensors: list[torch.Tensor], bounds: torch.Tensor, lengths: list[int]
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """The kernels that handle these lengths, by name."""
     longest, rows = max(lengths), len(lengths)
     found = {
         "ours": lambda: kernel.attend(*tensors, bounds, longest, None),
         "FlashAttention 2": lambda: varlen_attn(*tensors, bounds, bounds, longest, longest),
     }
     if len(set(lengths)) == 1:
-        found["cuDNN"] = lambda: _by_cudnn(*tensors, rows, False, None)
+        found["cuDNN"] = lambda: attend_by_cudnn(*tensors, rows, False, None)
     return found
 
 
@@ -56,21 +59,21 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50)
     options = parser.parse_args()
     if not torch.cuda.is_available() or kernel is None:
-        raise SystemExit("this measures a CUDA device with Triton, and one of them is missing: run it where both are")
+        raise SystemExit("cannot measure: this machine has no CUDA device or no Triton; run it where both are present")
     table = Table(title=f"one layer, {options.heads} heads of {kernel.HEAD}, {torch.cuda.get_device_name()}")
-    for heading in ("patches", "way", "ms", "against FlashAttention 2", "largest difference to float32"):
-        table.add_column(heading, justify="left" if heading in ("patches", "way") else "right")
+    for heading in ("patches", "kernel", "ms", "against FlashAttention 2", "largest difference to float32"):
+        table.add_column(heading, justify="left" if heading in ("patches", "kernel") else "right")
     for title, lengths in CHUNKS.items():
         tensors, bounds = make(lengths, options.heads)
-        truth = _by_length(*(tensor.float() for tensor in tensors), lengths, False, None)
-        taken, far = {}, {}
-        for name, way in ways(tensors, bounds, lengths).items():
-            # Ten at a time, so that launching them costs nothing.
-            taken[name] = measure(lambda _, w=way: [w() for _ in range(10)], options.samples, bounds.device).median / 10
-            far[name] = float((way().float() - truth).abs().max())
+        truth = attend_by_length(*(tensor.float() for tensor in tensors), lengths, False, None)
+        taken, differences = {}, {}
+        for name, run in kernels(tensors, bounds, lengths).items():
+            # Ten calls per sample hide the time of a launch.
+            taken[name] = measure(lambda _, r=run: [r() for _ in range(10)], options.samples, bounds.device).median / 10
+            differences[name] = float((run().float() - truth).abs().max())
         for name, spent in taken.items():
             ratio = spent / taken["FlashAttention 2"]
-            table.add_row(title, name, f"{spent:.3f}", f"{ratio:.2f}×", f"{far[name]:.1e}")
+            table.add_row(title, name, f"{spent:.3f}", f"{ratio:.2f}×", f"{differences[name]:.1e}")
     Console(width=120).print(table)
 
 

@@ -1,12 +1,13 @@
-"""The paper's latency table on exact-shape random weights: allocator, backbone, total; full input against allocated.
+"""Measure the paper's latency table on random weights of exact shape: allocator, backbone, total; full and allocated.
 
     python bench/latency.py [--models qwen2-vl-2b,qwen3-vl-2b,qwen3-vl-8b] [--parts …] [--samples 50] [--minutes 8]
                             [--out FILE.json] [--profile FILE.md] [--tiny]
 
-24 candidates of 1280×720 and Base's budget (8 native frames), batch 1, bfloat16. "Plain" is transformers' own forward
-with its own SDPA attention, given positions, its inputs on the device and normalised beforehand; ours starts from uint8
-patches on the device and tokens on the host. Preprocessing is counted apart. Nothing new is begun once the minutes are
-over, and what was measured is printed. `--tiny` runs everything in miniature on a CPU, to try the script.
+24 candidates of 1280×720, the budget of Base (8 native frames), batch 1, bfloat16. "Plain" is transformers' own forward
+with its own SDPA attention; its positions are given, and its inputs are normalised and on the device before the timer
+starts. Ours starts from uint8 patches on the device and tokens on the host. Preprocessing is measured separately. After
+`--minutes` no new measurement starts, and the results so far are printed. `--tiny` runs everything in miniature on a
+CPU, to test the script.
 """
 
 from __future__ import annotations
@@ -15,41 +16,49 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from latency_tables import print_tables
 from measure import (
+    PreparedVideo,
     Times,
-    arithmetic,
+    cosine_gap,
+    count_operations,
+    forward,
     host_waits,
     kernel_table,
     matmul_rate,
     measure,
     plain_forward,
     plain_inputs,
+    prepare_videos,
     without_cudnn_attention,
 )
 from shapes import make_allocator, make_backbone, make_smol
 from torch._dynamo.utils import counters
 
 from allocembed.allocators.learned import Learned, as_chunks
-from allocembed.backbones import Backbone, Item, attention
-from allocembed.budget import Allocation, Budget, Grid, base_cost, chunk_frames, grids_at, project
+from allocembed.backbones.base import Item, Prompt
+from allocembed.backbones.qwen_vl import attention
+from allocembed.budget import SCALE_RANGE, Allocation, Budget, Grid, base_cost, chunk_frames, grids_at, project
+from allocembed.geometry import Geometry
 from allocembed.policy.preview import BackbonePreview
-from allocembed.resize import Geometry, send, to_patches
+from allocembed.resize import chunk_seconds, send, to_patches
 
-RANGE = (0.2, 1.8)
 PARTS = ("backbone", "allocators", "closeness", "preprocessing", "growth")
 
 
 class Bench:
-    """One model's measurements, written out after every part."""
+    """Measures one model; saves the results after every part."""
 
-    def __init__(self, name: str, options: argparse.Namespace, results: dict, save: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, options: argparse.Namespace, results: dict[str, Any], save: Callable[[], None]
+    ) -> None:
         self.name, self.options, self.save = name, options, save
         self.device = torch.device("cpu" if options.tiny else "cuda")
         dtype = torch.float32 if options.tiny else torch.bfloat16
@@ -59,24 +68,36 @@ class Bench:
         self.size = (64, 96) if options.tiny else (720, 1280)
         self.frames = make_frames(options.candidates, *self.size)
         self.on_device = send(self.frames, self.device)
-        self.full = self.rows(full_allocation(self.geometry, *self.size, options.candidates))
-        self.mixed = [self.rows(mixed_allocation(self.geometry, *self.size, options.candidates, n)) for n in range(12)]
+        self.full = self.prepare(full_allocation(self.geometry, *self.size, options.candidates))
+        self.mixed = [
+            self.prepare(mixed_allocation(self.geometry, *self.size, options.candidates, seed)) for seed in range(12)
+        ]
 
     @property
     def geometry(self) -> Geometry:
         return self.eager.geometry
 
-    def rows(self, allocation: Allocation, frames: torch.Tensor | None = None) -> list:
+    def prepare(self, allocation: Allocation, frames: torch.Tensor | None = None) -> list[PreparedVideo]:
+        """One video: patches on the device of the frames, tokens on the host."""
         frames = self.on_device if frames is None else frames
-        patches = to_patches(frames, np.arange(len(frames), dtype=float), allocation, self.geometry)
-        return self.eager.rows([Item(patches=patches)])
+        patches = to_patches(frames, allocation, self.geometry)
+        seconds = chunk_seconds(np.arange(len(frames), dtype=float), allocation)
+        return prepare_videos(self.eager, [Item(Prompt(seconds=seconds), patches)])
 
-    def time(self, part: str, action: Callable[[int], object], **settings) -> Times | None:
-        """Measures and keeps a part; one that fails is said and left out."""
+    def time(
+        self,
+        part: str,
+        action: Callable[[int], object],
+        *,
+        samples: int | None = None,
+        warm: int = 3,
+        seconds: float = 60.0,
+    ) -> Times | None:
+        """Measure a part and save its times. A part that fails is reported and left out."""
         if time.monotonic() > self.options.deadline:
             return None
         try:
-            times = measure(action, settings.pop("samples", self.options.samples), self.device, **settings)
+            times = measure(action, samples or self.options.samples, self.device, warm=warm, seconds=seconds)
         except Exception as error:
             print(f"{self.name}: {part} failed: {type(error).__name__}: {str(error)[:300]}")
             return None
@@ -85,35 +106,31 @@ class Bench:
         print(f"{self.name}: {part}: {times.median:.2f} ms (p95 {times.p95:.2f}, n {len(times.samples)})", flush=True)
         return times
 
-    def forward(self, backbone: Backbone, rows: list, batching: str = "pad") -> torch.Tensor:
-        with torch.inference_mode():
-            return backbone.forward(rows, batching)
-
     def backbone_parts(self) -> None:
         plain = self.eager.model
         full = plain_inputs(self.eager, self.full)
-        inputs = [plain_inputs(self.eager, rows) for rows in self.mixed]
-        # cuDNN plans anew for every chunk size, so plain gets both settings, and one allocation over and over.
+        inputs = [plain_inputs(self.eager, videos) for videos in self.mixed]
+        # cuDNN makes a new plan for every chunk size, so plain runs with and without it, on one allocation repeatedly.
         self.time("plain full", lambda _: plain_forward(plain, full), seconds=40)
         self.time("plain allocated", lambda _: plain_forward(plain, inputs[0]), seconds=20)
         with without_cudnn_attention():
             self.time("plain allocated, cuDNN off", lambda _: plain_forward(plain, inputs[0]), seconds=20)
             self.time("plain, new allocations, cuDNN off", lambda n: plain_forward(plain, inputs[n % 12]), samples=12)
-        self.time("our full, eager", lambda _: self.forward(self.eager, self.full), seconds=30)
-        self.time("our allocated, eager", lambda _: self.forward(self.eager, self.mixed[0]), seconds=20)
+        self.time("our full, eager", lambda _: forward(self.eager, self.full), seconds=30)
+        self.time("our allocated, eager", lambda _: forward(self.eager, self.mixed[0]), seconds=20)
         began = time.perf_counter()
         counters.clear()
-        self.time("our full", lambda _: self.forward(self.fast, self.full), seconds=30)
-        self.time("our allocated", lambda _: self.forward(self.fast, self.mixed[0]), seconds=20)
+        self.time("our full", lambda _: forward(self.fast, self.full), seconds=30)
+        self.time("our allocated", lambda _: forward(self.fast, self.mixed[0]), seconds=20)
         self.out["compile_s"] = time.perf_counter() - began - sum(self.spent("our full", "our allocated"))
         graphs = counters["stats"]["unique_graphs"]
-        self.time("our, new allocations", lambda n: self.forward(self.fast, self.mixed[n % 12]), warm=0, samples=24)
+        self.time("our, new allocations", lambda n: forward(self.fast, self.mixed[n % 12]), warm=0, samples=24)
         with other_setting("CHUNKS_FOR_CUDNN", 10**9):
-            self.time("our full, chunks never by cuDNN", lambda _: self.forward(self.fast, self.full), samples=20)
+            self.time("our full, chunks never by cuDNN", lambda _: forward(self.fast, self.full), samples=20)
         self.out["graphs"] = {"first": graphs, "after_new_allocations": counters["stats"]["unique_graphs"]}
         self.out["host_waits"] = {
-            kind: host_waits(lambda b=backbone, r=rows: self.forward(b, r), self.device)
-            for kind, backbone, rows in (
+            kind: host_waits(lambda b=backbone, v=videos: forward(b, v), self.device)
+            for kind, backbone, videos in (
                 ("full, eager", self.eager, self.full),
                 ("full", self.fast, self.full),
                 ("allocated, eager", self.eager, self.mixed[1]),
@@ -124,68 +141,71 @@ class Bench:
         self.save()
 
     def spent(self, *parts: str) -> list[float]:
+        """Seconds of all samples of each part."""
         found = [self.out.get("times", {}).get(part) for part in parts]
         return [one["median_ms"] * one["samples"] / 1e3 for one in found if one]
 
     def rate_part(self, peak: float) -> None:
         self.out["matmul_tflops"] = peak / 1e12
-        for part, rows in (("our full", self.full), ("our allocated", self.mixed[0]), ("plain full", self.full)):
+        for part, videos in (("our full", self.full), ("our allocated", self.mixed[0]), ("plain full", self.full)):
             if times := self.out["times"].get(part):
-                rate = arithmetic(self.eager, rows) / (times["median_ms"] / 1e3)
-                about = {"tflop": arithmetic(self.eager, rows) / 1e12, "tflops": rate / 1e12, "share": rate / peak}
-                self.out.setdefault("rates", {})[part] = about
+                operations = count_operations(self.eager, videos)
+                rate = operations / (times["median_ms"] / 1e3)
+                found = {"tflop": operations / 1e12, "tflops": rate / 1e12, "share": rate / peak}
+                self.out.setdefault("rates", {})[part] = found
         self.save()
 
     def closeness_part(self) -> None:
-        """1 − cos to the plain path, beside what two attention kernels of the library differ by among themselves."""
+        """1 − cos to the plain path, and between two attention kernels of the library for comparison."""
         if time.monotonic() > self.options.deadline:
             return
         found, model = {}, self.eager.model
-        for kind, rows in (("full", self.full), ("allocated", self.mixed[0])):
-            inputs = plain_inputs(self.eager, rows)
+        for kind, videos in (("full", self.full), ("allocated", self.mixed[0])):
+            inputs = plain_inputs(self.eager, videos)
             plain = plain_forward(model, inputs)
             with without_cudnn_attention():
-                found[f"{kind}: plain, the other kernel"] = apart(plain_forward(model, inputs), plain)
-            found[f"{kind}: eager"] = apart(self.forward(self.eager, rows), plain)
-            found[f"{kind}: compiled"] = apart(self.forward(self.fast, rows), plain)
-        together = [rows[0] for rows in self.mixed[:4]]
-        alone = torch.cat([self.forward(self.fast, [row]) for row in together])
-        plain = torch.cat([plain_forward(model, plain_inputs(self.eager, [row])) for row in together])
-        packed = self.forward(self.fast, together, "pack")
-        found["packed, 4 videos: compiled, to one by one"] = apart(packed, alone)
-        found["packed, 4 videos: compiled, to plain"] = apart(packed, plain)
+                found[f"{kind}: plain, the other kernel"] = cosine_gap(plain_forward(model, inputs), plain)
+            found[f"{kind}: eager"] = cosine_gap(forward(self.eager, videos), plain)
+            found[f"{kind}: compiled"] = cosine_gap(forward(self.fast, videos), plain)
+        together = [videos[0] for videos in self.mixed[:4]]
+        alone = torch.cat([forward(self.fast, [video]) for video in together])
+        plain = torch.cat([plain_forward(model, plain_inputs(self.eager, [video])) for video in together])
+        packed = forward(self.fast, together, "pack")
+        found["packed, 4 videos: compiled, to one by one"] = cosine_gap(packed, alone)
+        found["packed, 4 videos: compiled, to plain"] = cosine_gap(packed, plain)
         if self.name == self.options.models[0]:
             try:
                 exact = copy.deepcopy(model).float()
                 inputs = plain_inputs(self.eager, self.mixed[0])
                 inputs["pixel_values_videos"] = inputs["pixel_values_videos"].float()
                 truth = plain_forward(exact, inputs)
-                found["allocated: plain bf16, to float32"] = apart(plain[:1], truth)
-                found["allocated: compiled, to float32"] = apart(alone[:1], truth)
+                found["allocated: plain bf16, to float32"] = cosine_gap(plain[:1], truth)
+                found["allocated: compiled, to float32"] = cosine_gap(alone[:1], truth)
                 del exact
             except RuntimeError as error:
                 print(f"no float32 reference: {error}")
-        self.out["apart"] = found
+        self.out["apart"] = found  # the key of the files in docs/measured
         self.save()
 
     def preprocessing_parts(self) -> None:
-        frames, moments = self.frames.numpy(), np.arange(len(self.frames), dtype=float)
+        frames = self.frames.numpy()
         for kind, allocation in (
             ("full", full_allocation(self.geometry, *self.size, len(frames))),
             ("allocated", mixed_allocation(self.geometry, *self.size, len(frames), 0)),
         ):
-            about = (moments, allocation, self.geometry)
-            self.time(f"CPU patches, {kind}", lambda _, a=about: to_patches(frames, *a), samples=5, warm=1)
-            self.time(f"GPU patches, {kind}", lambda _, a=about: to_patches(self.on_device, *a), samples=20)
-            levels = to_patches(self.on_device, *about).pixels.cpu().int() - to_patches(frames, *about).pixels.int()
+            how = (allocation, self.geometry)
+            self.time(f"CPU patches, {kind}", lambda _, h=how: to_patches(frames, *h), samples=5, warm=1)
+            self.time(f"GPU patches, {kind}", lambda _, h=how: to_patches(self.on_device, *h), samples=20)
+            levels = to_patches(self.on_device, *how).pixels.cpu().int() - to_patches(frames, *how).pixels.int()
             self.out.setdefault("levels", {})[kind] = {
                 "largest": int(levels.abs().max()),
                 "share_different": float((levels != 0).double().mean()),
             }
-        native, wish = self.geometry.native(*self.size), np.random.default_rng(0).uniform(*RANGE, len(frames) // 2)
-        self.time("projection onto the budget, host", lambda _: as_allocation(wish, native, len(frames)), samples=20)
-        item = Item(patches=self.mixed[0][0].patches)
-        self.time("tokens and positions, host", lambda _: self.eager.rows([item]), samples=20)
+        native = self.geometry.native(*self.size)
+        scales = np.random.default_rng(0).uniform(*SCALE_RANGE, len(frames) // 2)
+        self.time("projection onto the budget, host", lambda _: as_allocation(scales, native, len(frames)), samples=20)
+        item = self.mixed[0][0].item
+        self.time("tokens and positions, host", lambda _: prepare_videos(self.eager, [item]), samples=20)
         self.time("upload of the frames, pinned", lambda _: send(self.frames, self.device), samples=20)
 
     def allocator_parts(self, kind: str, allocator: Learned) -> None:
@@ -193,8 +213,8 @@ class Bench:
         small = allocator.previewer.shrink(send(chunks, self.device)).cpu()
         small = small.pin_memory() if self.device.type == "cuda" else small
         self.time(f"{kind}: previews to scales", lambda _: allocator.weigh(small))
-        asked = "What happens here?"
-        self.time(f"{kind}: previews and a question to scales", lambda _: allocator.weigh(small, asked), samples=20)
+        question = "What happens here?"
+        self.time(f"{kind}: previews and a question to scales", lambda _: allocator.weigh(small, question), samples=20)
         self.time(f"{kind}: frames on the device to scales", lambda _: allocator.actions(self.on_device))
         self.time(f"{kind}: frames on the host to scales", lambda _: allocator.actions(self.frames))
         if replay := getattr(allocator, "_replay", None):
@@ -205,37 +225,39 @@ class Bench:
             self.out["graph"][f"{kind}, largest difference to eager"] = float(gap)
             self.time(f"{kind}: previews to scales, eager", lambda _: allocator.weigh(small), samples=20)
             replay.works = self.out["graph"][kind]
-        self.time(f"{kind}: frames on the device to vector", lambda _: self.all_of_it(allocator))
+        self.time(f"{kind}: frames on the device to vector", lambda _: self.frames_to_vector(allocator))
 
-    def all_of_it(self, allocator: Learned) -> torch.Tensor:
-        native = self.geometry.native(*self.size)
-        wish = RANGE[0] + allocator.actions(self.on_device) * (RANGE[1] - RANGE[0])
-        allocation = as_allocation(wish, native, len(self.frames))
-        return self.forward(self.fast, self.rows(allocation)).cpu()
+    def frames_to_vector(self, allocator: Learned) -> torch.Tensor:
+        low, high = SCALE_RANGE
+        scales = low + allocator.actions(self.on_device) * (high - low)
+        allocation = as_allocation(scales, self.geometry.native(*self.size), len(self.frames))
+        return forward(self.fast, self.prepare(allocation)).cpu()
 
     def growth_parts(self, allocator: Learned) -> None:
         for count in (4, 6) if self.options.tiny else (24, 48, 60, 120):
             frames = send(make_frames(count, *self.size), self.device)
-            allocated = self.rows(mixed_allocation(self.geometry, *self.size, count, 0), frames)
-            self.time(f"T {count}: our allocated", lambda _, r=allocated: self.forward(self.fast, r), samples=10)
+            allocated = self.prepare(mixed_allocation(self.geometry, *self.size, count, 0), frames)
+            self.time(f"T {count}: our allocated", lambda _, v=allocated: forward(self.fast, v), samples=10)
             self.time(f"T {count}: allocator", lambda _, f=frames: allocator.actions(f), samples=10)
-            full = self.rows(full_allocation(self.geometry, *self.size, count), frames)
-            self.time(f"T {count}: our full", lambda _, r=full: self.forward(self.fast, r), samples=5, warm=1)
+            full = self.prepare(full_allocation(self.geometry, *self.size, count), frames)
+            self.time(f"T {count}: our full", lambda _, v=full: forward(self.fast, v), samples=5, warm=1)
             self.out.setdefault("growth", {})[count] = [len(allocated[0]), len(full[0])]
             del frames, allocated, full
         for batch in (1, 2, 4, 8):
-            rows = [self.mixed[n][0] for n in range(batch)]
-            self.time(f"batch {batch}: packed", lambda _, r=rows: self.forward(self.fast, r, "pack"), samples=10)
-            self.time(
-                f"batch {batch}: one by one", lambda _, r=rows: [self.forward(self.fast, [x]) for x in r], samples=10
-            )
+            videos = [self.mixed[number][0] for number in range(batch)]
+            self.time(f"batch {batch}: packed", lambda _, v=videos: forward(self.fast, v, "pack"), samples=10)
+            self.time(f"batch {batch}: one by one", lambda _, v=videos: self.one_by_one(v), samples=10)
+
+    def one_by_one(self, videos: Sequence[PreparedVideo]) -> None:
+        for video in videos:
+            forward(self.fast, [video])
 
     def profiles(self) -> str:
         parts = [("our full, compiled", self.fast, self.full), ("our allocated, compiled", self.fast, self.mixed[0])]
         parts += [("our full, eager", self.eager, self.full)]
         tables = [
-            kernel_table(f"{self.name}: {title}", lambda b=backbone, r=rows: self.forward(b, r), self.device)
-            for title, backbone, rows in parts
+            kernel_table(f"{self.name}: {title}", lambda b=backbone, v=videos: forward(b, v), self.device)
+            for title, backbone, videos in parts
         ]
         full, model = plain_inputs(self.eager, self.full), self.eager.model
         tables.append(kernel_table(f"{self.name}: plain full", lambda: plain_forward(model, full), self.device))
@@ -243,36 +265,38 @@ class Bench:
 
 
 def make_frames(count: int, height: int, width: int) -> torch.Tensor:
-    """Random frames (T, H, W, 3), pinned where there is a GPU to send them to."""
+    """Random frames (T, H, W, 3), pinned if there is a GPU."""
     source = torch.Generator().manual_seed(0)
     frames = torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8, generator=source)
     return frames.pin_memory() if torch.cuda.is_available() else frames
 
 
-def as_allocation(wish: np.ndarray, native: Grid, frames: int, *, full: bool = False) -> Allocation:
+def as_allocation(requested: np.ndarray, native: Grid, frames: int, *, full: bool = False) -> Allocation:
+    """Project requested scales (C,) onto Base's budget; `full` keeps them as they are."""
     budget = Budget().tokens(native, frames)
     if full:
-        scales, grids = wish, grids_at(wish, np.array([native.rows, native.cols]))
+        scales, grids = requested, grids_at(requested, np.array([native.rows, native.cols]))
     else:
-        scales, grids = project(wish, native, budget, RANGE)
+        scales, grids = project(requested, native, budget, SCALE_RANGE)
     sizes = tuple(Grid(int(rows), int(cols)) for rows, cols in grids)
     pairs = chunk_frames(np.arange(frames))
     return Allocation(pairs, tuple(map(float, scales)), sizes, native, budget, base_cost(native, 8, frames))
 
 
 def full_allocation(geometry: Geometry, height: int, width: int, frames: int) -> Allocation:
+    """Every frame at native size."""
     return as_allocation(np.ones(frames // 2), geometry.native(height, width), frames, full=True)
 
 
 def mixed_allocation(geometry: Geometry, height: int, width: int, frames: int, seed: int) -> Allocation:
-    """Random scales, as different as the range allows, at Base's budget."""
-    wish = np.random.default_rng(seed).uniform(*RANGE, frames // 2)
-    return as_allocation(wish, geometry.native(height, width), frames)
+    """Random scales from the whole range, projected onto Base's budget."""
+    requested = np.random.default_rng(seed).uniform(*SCALE_RANGE, frames // 2)
+    return as_allocation(requested, geometry.native(height, width), frames)
 
 
 @contextmanager
 def other_setting(name: str, value: object) -> Iterator[None]:
-    """A constant of the attention module, changed for a while, to see whether it is chosen well."""
+    """Change a constant of the attention module temporarily, to check that it is well chosen."""
     before = getattr(attention, name)
     setattr(attention, name, value)
     try:
@@ -281,29 +305,24 @@ def other_setting(name: str, value: object) -> Iterator[None]:
         setattr(attention, name, before)
 
 
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest 1 − cos of unit vectors."""
-    return float((1 - (one.double() * other.double()).sum(-1)).max())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="qwen2-vl-2b,qwen3-vl-2b,qwen3-vl-8b")
-    parser.add_argument("--parts", default=",".join(PARTS), help="some of them; growth is for the first model alone")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which parts to measure; growth: the first model only")
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--candidates", type=int, default=24)
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--out", type=Path, help="write everything measured as JSON")
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no new measurement after this time")
+    parser.add_argument("--out", type=Path, help="write all results here as JSON")
     parser.add_argument("--profile", type=Path, metavar="FILE.md", help="also write a profile by kernel")
-    parser.add_argument("--tiny", action="store_true", help="in miniature, on a CPU")
+    parser.add_argument("--tiny", action="store_true", help="run in miniature on a CPU")
     options = parser.parse_args()
     options.models, options.parts = options.models.split(","), options.parts.split(",")
     if unknown := set(options.parts) - set(PARTS):
-        raise SystemExit(f"there is no part {min(unknown)!r}: take some of {', '.join(PARTS)}")
+        raise SystemExit(f"unknown part {min(unknown)!r}: use some of {', '.join(PARTS)}")
     options.deadline = time.monotonic() + 60 * options.minutes
     if options.tiny:
         options.samples = 2
-    results: dict = {"candidates": options.candidates, "torch": torch.__version__}
+    results: dict[str, Any] = {"candidates": options.candidates, "torch": torch.__version__}
 
     def save() -> None:
         if options.out:
@@ -316,7 +335,7 @@ def main() -> None:
     smol, profiles = None, []
     for name in options.models:
         if time.monotonic() > options.deadline:
-            print(f"{name}: not begun, the minutes are over")
+            print(f"{name}: not measured, the time is over")
             continue
         bench = Bench(name, options, results.setdefault("models", {}), save)
         if "backbone" in options.parts:

@@ -1,4 +1,4 @@
-"""What bench/latency.py measures with: times, the plain path, the arithmetic of a forward pass, profiles by kernel."""
+"""Tools of bench/latency.py: prepared videos, timers, the plain path, operation counts, and profiles by kernel."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from allocembed.backbones import Backbone
-from allocembed.backbones.base import Row, pad_rows
-from allocembed.resize import normalise
+from allocembed.backbones.base import Backbone, Batching, Item, TokenRow
+from allocembed.backbones.qwen_vl.backbone import pad_rows
+from allocembed.resize import Patches, normalise
 
-KERNELS = {  # names of CUDA kernels, the first that fits
+KERNELS = {  # patterns of CUDA kernel names; the first match counts
     "attention": r"flash|fmha|sdpa|attention|cudnn.*(mha|fprop|sm90.*flash)",
     "gemm": r"gemm|cublas|nvjet|cutlass|xmma|splitk|s16816|wgmma",
     "fused": r"^triton",
@@ -26,6 +27,35 @@ KERNELS = {  # names of CUDA kernels, the first that fits
     "copy": r"memcpy|memset|copy|cat(array|_)|index|gather|scatter|pad",
     "elementwise": r"elementwise|pointwise|vectorized|gelu|silu|mul|add",
 }
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedVideo:
+    """A video before its forward pass: uint8 patches, and tokens on the host."""
+
+    item: Item
+    row: TokenRow
+
+    @property
+    def patches(self) -> Patches:
+        assert self.item.patches is not None
+        return self.item.patches
+
+    def __len__(self) -> int:
+        """Tokens of the row."""
+        return len(self.row)
+
+
+def prepare_videos(backbone: Backbone, items: Sequence[Item]) -> list[PreparedVideo]:
+    """Tokenise the prompts of videos and make their rows."""
+    rows = backbone.rows(backbone.tokenise([item.prompt for item in items]), [item.grids for item in items])
+    return [PreparedVideo(item, row) for item, row in zip(items, rows, strict=True)]
+
+
+@torch.inference_mode()
+def forward(backbone: Backbone, videos: Sequence[PreparedVideo], batching: Batching = "pad") -> torch.Tensor:
+    """Our forward pass: vectors (N, dim) on the device."""
+    return backbone.forward([video.item for video in videos], [video.row for video in videos], batching)
 
 
 @dataclass
@@ -40,7 +70,7 @@ class Times:
 
     @property
     def p95(self) -> float:
-        """The 95th percentile, of few samples the largest.
+        """The 95th percentile; the largest of few samples.
 
         >>> Times([float(value) for value in range(101)]).p95
         95.0
@@ -52,6 +82,7 @@ class Times:
 
 
 def wait(device: torch.device) -> None:
+    """Wait until a GPU has finished; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -59,7 +90,7 @@ def wait(device: torch.device) -> None:
 def measure(
     action: Callable[[int], object], samples: int, device: torch.device, *, warm: int = 3, seconds: float = 60.0
 ) -> Times:
-    """Milliseconds of `action(number)`, the device waited for before and after; stops early when `seconds` are over."""
+    """Time `action(number)`, synchronised with the device before and after; stop early after `seconds`."""
     for number in range(warm):
         action(number)
     times, started = Times(), time.perf_counter()
@@ -76,7 +107,7 @@ def measure(
 
 @contextmanager
 def library_attention(model: PreTrainedModel) -> Iterator[None]:
-    """transformers' own SDPA attention, as an untouched model has it."""
+    """Use transformers' own SDPA attention, as in an unmodified model."""
     configs = [model.visual.config, model.language_model.config]
     before = [config._attn_implementation for config in configs]
     for config in configs:
@@ -90,6 +121,7 @@ def library_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
+    """Disable cuDNN as a backend of SDPA."""
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -98,43 +130,49 @@ def without_cudnn_attention() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
-def plain_inputs(backbone: Backbone, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-    """What the library's own forward is given for rows, all of it on the device beforehand."""
-    ids, positions, _ = pad_rows(rows)
+def plain_inputs(backbone: Backbone, videos: Sequence[PreparedVideo]) -> dict[str, torch.Tensor]:
+    """Inputs of the library's own forward, already on the device."""
+    ids, positions, _ = pad_rows([video.row for video in videos])
     device = backbone.device
-    pixels = torch.cat([row.patches.pixels.to(device) for row in rows])
+    pixels = torch.cat([video.patches.pixels.to(device) for video in videos])
+    grids = np.concatenate([video.patches.grids for video in videos]) * backbone.geometry.merge
     return {
         "input_ids": ids.to(device),
         "position_ids": positions.to(device),
         "pixel_values_videos": normalise(pixels, backbone.geometry, backbone.dtype),
-        "video_grid_thw": torch.cat([row.patches.grids for row in rows]).to(device),
+        "video_grid_thw": torch.from_numpy(np.insert(grids, 0, 1, axis=1)).to(device),
     }
 
 
 @torch.inference_mode()
 def plain_forward(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The library's own forward for one row: its vector (1, dim)."""
+    """The library's own forward of one row: its vector (1, dim)."""
     with library_attention(model):
         hidden = model(**inputs, use_cache=False).last_hidden_state
     return F.normalize(hidden[:, -1].float(), dim=-1)
 
 
-def arithmetic(backbone: Backbone, rows: Sequence[Row]) -> float:
-    """Floating-point operations of one forward pass: products by weights and attention, nothing else."""
+def cosine_gap(vectors: torch.Tensor, others: torch.Tensor) -> float:
+    """Largest 1 − cos of pairs of unit vectors (N, dim)."""
+    return float((1 - (vectors.double() * others.double()).sum(-1)).max())
+
+
+def count_operations(backbone: Backbone, videos: Sequence[PreparedVideo]) -> float:
+    """Floating-point operations of one forward pass: matrix products and attention only."""
     model = backbone.model
     vision, text = model.config.vision_config, model.config.text_config
     width = getattr(vision, "embed_dim", vision.hidden_size)
     total = 0.0
-    for row in rows:
-        lengths = row.patches.grids.prod(-1).double()
-        patches, merged = lengths.sum(), lengths.sum() / backbone.geometry.merge**2
-        total += 2 * patches * (_weights(model.visual.blocks) + model.visual.patch_embed.proj.weight.numel())
+    for video in videos:
+        merged = video.patches.grids.prod(-1).astype(float)
+        lengths = merged * backbone.geometry.patches_per_token
+        total += 2 * lengths.sum() * (_weights(model.visual.blocks) + model.visual.patch_embed.proj.weight.numel())
         mergers = [model.visual.merger, *getattr(model.visual, "deepstack_merger_list", ())]
-        total += 2 * merged * sum(_weights(merger) for merger in mergers)
-        total += 4 * lengths.square().sum() * width * len(model.visual.blocks)
+        total += 2 * merged.sum() * sum(_weights(merger) for merger in mergers)
+        total += 4 * np.square(lengths).sum() * width * len(model.visual.blocks)
         heads = text.num_attention_heads * model.language_model.layers[0].self_attn.head_dim
-        total += 2 * len(row) * _weights(model.language_model.layers)
-        total += 2 * len(row) ** 2 * heads * len(model.language_model.layers)  # causal: half of the square
+        total += 2 * len(video) * _weights(model.language_model.layers)
+        total += 2 * len(video) ** 2 * heads * len(model.language_model.layers)  # causal: half of the square
     return float(total)
 
 
@@ -143,14 +181,14 @@ def _weights(module: torch.nn.Module) -> int:
 
 
 def matmul_rate(device: torch.device, side: int = 8192) -> float:
-    """Operations a second that a large product of bfloat16 matrices reaches."""
-    one, other = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    times = measure(lambda _: [one @ other for _ in range(4)], 10, device)
+    """Operations per second of a large bfloat16 matrix product."""
+    left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    times = measure(lambda _: [left @ right for _ in range(4)], 10, device)
     return 4 * 2 * side**3 / (times.median / 1e3)
 
 
 def host_waits(action: Callable[[], object], device: torch.device) -> str:
-    """Whether an action makes the host wait for the device: "0", or what it waited for."""
+    """Whether an action makes the host wait for the device: "0", or the operation that waits."""
     if device.type != "cuda":
         return "not measured without a GPU"
     wait(device)
@@ -165,7 +203,7 @@ def host_waits(action: Callable[[], object], device: torch.device) -> str:
 
 
 def kernel_table(title: str, action: Callable[[], object], device: torch.device, rows: int = 25) -> str:
-    """A profile of an action as markdown: time by kind of kernel, and the kernels that take the most."""
+    """Profile an action; return markdown with the time per kind of kernel and the slowest kernels."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
@@ -194,7 +232,8 @@ def kernel_table(title: str, action: Callable[[], object], device: torch.device,
 
 
 def kernel_kind(name: str) -> str:
-    """
+    """The kind of a CUDA kernel, by its name.
+
     >>> [kernel_kind(name) for name in ("flash_fwd_kernel<96>", "nvjet_tst_256x128", "triton_poi_fused_add_0")]
     ['attention', 'gemm', 'fused']
     """

@@ -1,12 +1,12 @@
-"""Video files to vectors: AllocEmbed's `stream` against the straightforward loop, in one run, taking turns.
+"""Compare `AllocEmbed.stream` with a plain loop, from video files to vectors, in alternating rounds.
 
     python bench/pipeline.py                                             nano on this machine, videos of its own world
     python bench/pipeline.py --shape qwen2-vl-2b --videos 64 --minutes 6     exact shape, random weights, 720p, a GPU
-    python bench/pipeline.py --shape qwen2-vl-2b --tiny                      in miniature on a CPU, to try the script
+    python bench/pipeline.py --shape qwen2-vl-2b --tiny                      in miniature on a CPU, to test the script
 
-The loop is what a user would write with AllocEmbed's pieces: decode a video, allocate, resize, embed it, then the next.
-Both read the same files with the same allocator and budget. The parts of `stream` are seconds of all its threads, so
-they add up to more than the time it took; waiting for a turn on the GPU counts as part of `make ready`.
+The loop is what a user would write with the stages of AllocEmbed: decode a video, allocate, resize, embed, then the
+next. Both use the same files, allocator and budget. The parts of `stream` are summed over its threads, so together they
+exceed its duration. Waiting for a turn on the GPU counts as "upload, resize".
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,18 +35,24 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, make_allocator, make_backbone
 
-from allocembed import AllocEmbed, world
-from allocembed.backbones import Item
-from allocembed.pipeline import core_count
+from allocembed import world
+from allocembed.allocators.base import Allocator
+from allocembed.backbones.base import Backbone, Item, Prompt
+from allocembed.budget import Allocation
+from allocembed.config import Seek
+from allocembed.embedder import AllocEmbed, Failure, Source
+from allocembed.execution.device import DeviceLane
+from allocembed.execution.threads import core_count
 from allocembed.policy.preview import BackbonePreview
-from allocembed.resize import to_patches
+from allocembed.resize import chunk_seconds
+from allocembed.video import Clip
 
-DISTINCT = 4  # different videos; the others are further names of them
+DISTINCT = 4  # different videos; the other files are hard links to them
 WORLD_FRAMES = 160
 
 
 class Parts:
-    """Seconds that threads spent in each part, and a GPU's milliseconds in the backbone."""
+    """Seconds that all threads spent in each part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -60,61 +68,93 @@ class Parts:
                 self.seconds[part] += time.perf_counter() - started
 
 
-class Watched(AllocEmbed):
-    """An embedder that says where its time went."""
+class TimedEmbedder(AllocEmbed):
+    """An embedder that measures its stages."""
 
     parts = Parts()
 
-    def _read(self, *given):
+    def read(self, source: Source, *, decoder_threads: int = 0) -> Clip:
+        if isinstance(source, Clip):
+            return source
         with self.parts("decode"):
-            return super()._read(*given)
+            return super().read(source, decoder_threads=decoder_threads)
 
-    def _allocate(self, *given):
+    def allocate(self, source: Source, question: str | None = None) -> Allocation:
         with self.parts("allocate"):
-            return super()._allocate(*given)
-
-    def cut(self, *given):
-        with self.parts("make ready"):
-            return super().cut(*given)
-
-    def _embed_all(self, *given):
-        with self.parts("backbone"):
-            made = list(super()._embed_all(*given))
-        return iter(made)
+            return super().allocate(source, question)
 
 
-def straightforward(embedder: Watched, files: Sequence[Path]) -> np.ndarray:
-    """One video after the other, one step after the other: vectors (N, dim)."""
-    vectors, backbone = [], embedder.backbone
+def time_backbone(backbone: Backbone) -> None:
+    """Measure every call of the backbone, by the loop and by `stream`."""
+    embed = backbone.embed
+
+    def timed(items: Sequence[Item], **options: Any) -> torch.Tensor:
+        with TimedEmbedder.parts("backbone"):
+            return embed(items, **options)
+
+    backbone.embed = timed
+
+
+@contextmanager
+def timed_lanes() -> Iterator[None]:
+    """Measure the lanes in which `stream` prepares videos, including the wait for a turn and for the GPU."""
+    enter = DeviceLane.__call__
+
+    @contextmanager
+    def timed(lane: DeviceLane) -> Iterator[None]:
+        with TimedEmbedder.parts("prepare"), enter(lane):
+            yield
+
+    DeviceLane.__call__ = timed
+    try:
+        yield
+    finally:
+        DeviceLane.__call__ = enter
+
+
+def plain_loop(embedder: TimedEmbedder, files: Sequence[Path]) -> np.ndarray:
+    """One video after the other, one stage after the other: vectors (N, dim)."""
+    vectors = []
     for file in files:
         clip = embedder.read(file)
         allocation = embedder.allocate(clip)
         with embedder.parts("resize"):
-            patches = to_patches(clip.frames, clip.times, allocation, backbone.geometry)
-        with embedder.parts("backbone"):
-            vectors.append(backbone.embed([Item(patches=patches)])[0].numpy())
+            patches = embedder.patch(clip, allocation)
+        item = Item(Prompt(seconds=chunk_seconds(clip.times - clip.start, allocation)), patches)
+        vectors.append(embedder.backbone.embed([item])[0].numpy())
     return np.stack(vectors)
 
 
-def streamed(embedder: Watched, files: Sequence[Path], options: argparse.Namespace) -> np.ndarray:
-    """The same by `stream`."""
-    results = embedder.stream(files, batch=options.batch, workers=options.workers)
-    return np.stack([result.vector for result in results])
+def streamed(embedder: TimedEmbedder, files: Sequence[Path], options: argparse.Namespace) -> np.ndarray:
+    """The same vectors from `stream`."""
+    vectors = []
+    with timed_lanes():
+        for result in embedder.stream(files, batch=options.batch, workers=options.workers):
+            if isinstance(result, Failure):
+                raise result.error
+            vectors.append(result.vector)
+    return np.stack(vectors)
 
 
-def make_embedder(options: argparse.Namespace) -> Watched:
+def make_embedder(options: argparse.Namespace) -> TimedEmbedder:
+    """Load or create the model, and measure it from then on."""
     if not options.shape:
-        return Watched.from_pretrained(options.backbone, options.allocator, compile=options.compile)
-    device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    backbone = make_backbone(options.shape, device, dtype, tiny=options.tiny, compile=options.compile)
-    if options.allocator in ("auto", "learned"):
-        return Watched(backbone, make_allocator(BackbonePreview(backbone), tiny=options.tiny))
-    return Watched(backbone, options.allocator)
+        embedder = TimedEmbedder.from_pretrained(options.backbone, options.allocator, compile=options.compile)
+        assert isinstance(embedder, TimedEmbedder)
+    else:
+        device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        backbone = make_backbone(options.shape, device, dtype, tiny=options.tiny, compile=options.compile)
+        allocator: str | Allocator = options.allocator
+        if allocator in ("auto", "learned"):
+            allocator = make_allocator(BackbonePreview(backbone), tiny=options.tiny)
+        embedder = TimedEmbedder(backbone, allocator)
+    time_backbone(embedder.backbone)
+    return embedder
 
 
 def make_files(folder: Path, options: argparse.Namespace) -> list[Path]:
-    """`--videos` files, most of them further names of a few different ones."""
+    """Write `--videos` files, most of them hard links to a few different ones."""
     count = min(DISTINCT, options.videos)
     originals = [folder / f"original-{number}.mp4" for number in range(count)]
     if options.shape:
@@ -134,24 +174,24 @@ def make_files(folder: Path, options: argparse.Namespace) -> list[Path]:
     return files
 
 
-def timed(embedder: Watched, way: Callable[[], np.ndarray]) -> tuple[np.ndarray, dict]:
-    """Vectors, and what it took to make them."""
+def timed_run(embedder: TimedEmbedder, run: Callable[[], np.ndarray]) -> tuple[np.ndarray, dict[str, Any]]:
+    """The vectors of a run, and its times."""
     embedder.parts.seconds.clear()
     cuda = embedder.backbone.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize()
     started, used = time.perf_counter(), time.process_time()
-    vectors = way()
+    vectors = run()
     seconds, used = time.perf_counter() - started, time.process_time() - used
     parts = dict(embedder.parts.seconds)
-    if "make ready" in parts:
-        parts["upload, resize"] = parts.pop("make ready") - parts["allocate"]
-    about = {"seconds": seconds, "videos_per_second": len(vectors) / seconds, "cores_busy": used / seconds}
-    return vectors, about | {"parts_ms_per_video": {name: 1e3 * value / len(vectors) for name, value in parts.items()}}
+    if "prepare" in parts:
+        parts["upload, resize"] = parts.pop("prepare") - parts["allocate"]
+    times = {"seconds": seconds, "videos_per_second": len(vectors) / seconds, "cores_busy": used / seconds}
+    return vectors, times | {"parts_ms_per_video": {name: 1e3 * value / len(vectors) for name, value in parts.items()}}
 
 
 def busy_share(spans: Sequence[tuple[float, float]], total: float) -> float:
-    """Share of `total` that is covered by spans, of which several may cover the same.
+    """Share of `total` that is covered by spans, which may overlap.
 
     >>> busy_share([(0, 2), (1, 3), (5, 6)], 8)
     0.5
@@ -163,45 +203,53 @@ def busy_share(spans: Sequence[tuple[float, float]], total: float) -> float:
     return covered / total
 
 
-def gpu_busy(way: Callable[[], object]) -> float | None:
-    """Share of the time in which the GPU computed or copied anything, by its own trace; None where there is none."""
+def gpu_busy(run: Callable[[], object]) -> float | None:
+    """Share of the time in which the GPU computes or copies, from its trace; None without a GPU or trace."""
     if not torch.cuda.is_available():
         return None
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             started = time.perf_counter()
-            way()
+            run()
             torch.cuda.synchronize()
             seconds = time.perf_counter() - started
-        # As the tracer gives them: made into torch's own events they take longer than what they are about.
+        # The tracer's own events: converting them to torch's takes longer than the run.
         events = [event for event in profile.profiler.kineto_results.events() if event.device_type().name == "CUDA"]
         return busy_share([(event.start_ns(), event.end_ns()) for event in events], 1e9 * seconds)
     except Exception as error:
-        print(f"the GPU's trace can't be had: {type(error).__name__}: {error}")
+        print(f"cannot trace the GPU: {type(error).__name__}: {error}")
         return None
 
 
-def compare(embedder: Watched, files: list[Path], seek: str, options: argparse.Namespace) -> dict:
-    """Both ways in turns, until the rounds or the minutes are over."""
-    embedder.seek = seek
-    loop = lambda some=files: straightforward(embedder, some)  # noqa: E731
-    ours = lambda some=files: streamed(embedder, some, options)  # noqa: E731
-    loop(files[:2]), ours(files[: 2 * options.batch])  # graphs, kernels and memory are made at first use
-    taken: dict[str, list[dict]] = {"loop": [], "stream": []}
+def compare(embedder: TimedEmbedder, files: list[Path], seek: Seek, options: argparse.Namespace) -> dict[str, Any]:
+    """Run both in turns, until the rounds or the minutes are over."""
+    embedder = TimedEmbedder(embedder.backbone, embedder.allocator, replace(embedder.config, seek=seek))
+
+    def loop(some: list[Path]) -> np.ndarray:
+        return plain_loop(embedder, some)
+
+    def ours(some: list[Path]) -> np.ndarray:
+        return streamed(embedder, some, options)
+
+    # Graphs, kernels and memory are created on first use.
+    loop(files[:2])
+    ours(files[: 2 * options.batch])
+    taken: dict[str, list[dict[str, Any]]] = {"loop": [], "stream": []}
     difference = 0.0
     for number in range(options.rounds):
-        plain, about = timed(embedder, loop)
-        taken["loop"].append(about)
-        fast, about = timed(embedder, ours)
-        taken["stream"].append(about)
+        plain, times = timed_run(embedder, lambda: loop(files))
+        taken["loop"].append(times)
+        fast, times = timed_run(embedder, lambda: ours(files))
+        taken["stream"].append(times)
         difference = max(difference, float((1 - (plain * fast).sum(1)).max()))
         rates = ", ".join(f"{name} {rounds[-1]['videos_per_second']:.2f}" for name, rounds in taken.items())
         print(f"{seek}, round {number + 1}: {rates} videos/s", flush=True)
         if time.monotonic() > options.deadline:
             break
-    ratios = [a["seconds"] / b["seconds"] for a, b in zip(taken["loop"], taken["stream"], strict=True)]
+    pairs = zip(taken["loop"], taken["stream"], strict=True)
+    ratios = [slow["seconds"] / quick["seconds"] for slow, quick in pairs]
     some = files[: 4 * options.batch]
-    busy = {name: gpu_busy(lambda way=way: way(some)) for name, way in (("loop", loop), ("stream", ours))}
+    busy = {name: gpu_busy(lambda run=run: run(some)) for name, run in (("loop", loop), ("stream", ours))}
     return {
         "seek": seek,
         "allocator": embedder.allocator.name,
@@ -213,17 +261,17 @@ def compare(embedder: Watched, files: list[Path], seek: str, options: argparse.N
     }
 
 
-def print_tables(results: dict) -> None:
+def print_tables(results: dict[str, Any]) -> None:
     console = Console(width=120)
     for one in results["runs"]:
         table = Table(title=f"{results['videos']} videos, {results['model']}, seek {one['seek']}, {one['allocator']}")
-        for heading in ("way", "videos/s", "cores busy", "GPU busy", "milliseconds a video"):
-            table.add_column(heading, justify="left" if heading in ("way", "milliseconds a video") else "right")
+        for heading in ("method", "videos/s", "cores busy", "GPU busy", "milliseconds per video"):
+            table.add_column(heading, justify="left" if heading in ("method", "milliseconds per video") else "right")
         for name, rounds in one["rounds"].items():
-            middle = sorted(rounds, key=lambda about: about["seconds"])[len(rounds) // 2]
+            middle = sorted(rounds, key=lambda times: times["seconds"])[len(rounds) // 2]
             parts = ", ".join(f"{part} {value:.0f}" for part, value in middle["parts_ms_per_video"].items())
             busy = "–" if one["gpu_busy"][name] is None else f"{one['gpu_busy'][name]:.0%}"
-            rate = statistics.median(about["videos_per_second"] for about in rounds)
+            rate = statistics.median(times["videos_per_second"] for times in rounds)
             table.add_row(name, f"{rate:.2f}", f"{middle['cores_busy']:.1f}", busy, parts)
         console.print(table)
         spread = f"{min(one['ratios']):.2f} to {max(one['ratios']):.2f} in {len(one['ratios'])} rounds"
@@ -234,25 +282,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="nano-qwen3", help="short name, hub id or folder")
     parser.add_argument("--shape", choices=SHAPES, help="random weights of this model's shape, instead of --backbone")
-    parser.add_argument("--allocator", default="auto", help="as everywhere; untrained for a --shape")
+    parser.add_argument("--allocator", default="auto", help="allocator; with --shape, a learned one is untrained")
     parser.add_argument("--videos", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of a video for a --shape")
-    parser.add_argument("--size", default="1280x720", help="of a video for a --shape")
-    parser.add_argument("--gop", type=int, default=250, help="frames from keyframe to keyframe for a --shape")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of each video, with --shape")
+    parser.add_argument("--size", default="1280x720", help="size of each video, with --shape")
+    parser.add_argument("--gop", type=int, default=250, help="frames between keyframes, with --shape")
     parser.add_argument("--seek", nargs="+", default=["exact"], choices=["exact", "keyframe"])
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--workers", type=int, help="threads (default one for every core)")
+    parser.add_argument("--workers", type=int, help="threads of stream (default one per core)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=6.0, help="no new round is begun after these")
-    parser.add_argument("--compile", action="store_true", help="the backbone's blocks compiled, in both ways")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, small files and one round, on a CPU")
-    parser.add_argument("--out", type=Path, help="write all figures here as JSON")
+    parser.add_argument("--minutes", type=float, default=6.0, help="start no new round after this time")
+    parser.add_argument("--compile", action="store_true", help="compile the backbone's layers, for both methods")
+    parser.add_argument("--tiny", action="store_true", help="use a tiny model, small files and one round, on a CPU")
+    parser.add_argument("--out", type=Path, help="write all results here as JSON")
     options = parser.parse_args()
     options.deadline = time.monotonic() + 60 * options.minutes
     if options.tiny:
         options.videos, options.rounds = min(options.videos, 6), 1
         options.seconds, options.size, options.gop = 4.0, "160x96", 20
-    logging.getLogger("allocembed").setLevel(logging.ERROR)  # nano's notice about its world
+    logging.getLogger("allocembed").setLevel(logging.ERROR)  # nano's notice that it knows only its own world
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and not options.tiny else "no GPU"
     results = {"model": options.shape or options.backbone, "videos": options.videos, "device": device}
     named = ("seconds", "size", "gop", "batch", "workers", "compile")
@@ -260,7 +308,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         files = make_files(Path(folder), options)
-        print(f"files made in {time.monotonic() - started:.0f} s", flush=True)
+        print(f"files written in {time.monotonic() - started:.0f} s", flush=True)
         embedder = make_embedder(options)
         for seek in options.seek:
             results["runs"].append(compare(embedder, files, seek, options))

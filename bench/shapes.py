@@ -1,19 +1,21 @@
-"""Models of the exact shapes of the real ones with random weights, made where they run: latency needs no download.
+"""Models of exact shape with random weights, created on the device: latency needs no download.
 
-    python bench/shapes.py            checks the parameter counts, without memory for the weights
+    python bench/shapes.py            check the parameter counts, without memory for the weights
 
-A small tokenizer stands in for the real ones; a prompt becomes a few tokens more or fewer, of some five thousand.
+A small tokenizer replaces the real ones. A prompt has a few tokens more or fewer with it, of about five thousand.
 """
 
 from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModel,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2VLConfig,
@@ -22,10 +24,11 @@ from transformers import (
 )
 
 from allocembed.allocators.learned import Learned
-from allocembed.backbones import Backbone
-from allocembed.backbones.loading import FAMILIES
-from allocembed.policy.preview import BackbonePreview, SmolPreview
+from allocembed.backbones.base import Backbone
+from allocembed.backbones.registry import FAMILIES
+from allocembed.policy.preview import BackbonePreview, Previewer
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy, module_config
+from allocembed.policy.smol import SmolPreview
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 PADS = ("<|image_pad|>", "<|video_pad|>")
@@ -34,11 +37,11 @@ SENTENCES = ["Understand the content of the provided video.", "Represent the use
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one model, as its config.json states them, and the parameters it has with its head."""
+    """Sizes of one model from its config.json, and its number of parameters including the head."""
 
     kind: str
-    text: dict
-    vision: dict
+    text: dict[str, Any]
+    vision: dict[str, Any]
     parameters: int
     tied: bool = True
 
@@ -108,7 +111,7 @@ TINY_VISION = {
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer that knows the models' special tokens."""
+    """A byte-level tokenizer with the special tokens of the models."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -125,8 +128,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_config(name: str, tokenizer: PreTrainedTokenizerFast, *, tiny: bool = False):
-    """The config of a model by name; `tiny` keeps its kind and makes it run anywhere."""
+def make_config(name: str, tokenizer: PreTrainedTokenizerFast, *, tiny: bool = False) -> PreTrainedConfig:
+    """The config of a model by name; a `tiny` one of the same kind runs anywhere."""
     shape, ids = SHAPES[name], tokenizer.convert_tokens_to_ids
     text = TINY_TEXT if tiny else shape.text
     vision = shape.vision | TINY_VISION[shape.kind] if tiny else shape.vision
@@ -149,8 +152,10 @@ def make_config(name: str, tokenizer: PreTrainedTokenizerFast, *, tiny: bool = F
     )
 
 
-def make_model(name: str, config, device: torch.device | str, dtype: torch.dtype, *, tiny: bool = False):
-    """The model without its head, its weights random and made on the device; refused where their number is wrong."""
+def make_model(
+    name: str, config: PreTrainedConfig, device: torch.device | str, dtype: torch.dtype, *, tiny: bool = False
+) -> PreTrainedModel:
+    """The model without its head, with random weights created on the device. Their number is checked."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModel.from_config(config, dtype=dtype).eval()
@@ -160,12 +165,12 @@ def make_model(name: str, config, device: torch.device | str, dtype: torch.dtype
 
 
 def check_parameters(name: str, model: PreTrainedModel) -> int:
-    """The number of parameters, head included, which must be the published one."""
+    """Count the parameters, including the head; raise ValueError if it is not the published number."""
     shape, text = SHAPES[name], SHAPES[name].text
     head = 0 if shape.tied else text["vocab_size"] * text["hidden_size"]
     found = sum(parameter.numel() for parameter in model.parameters()) + head
     if found != shape.parameters:
-        raise ValueError(f"{name} has {found:,} parameters here and {shape.parameters:,} in fact: its shape is wrong")
+        raise ValueError(f"{name} has {found:,} parameters here, published are {shape.parameters:,}: fix its shape")
     return found
 
 
@@ -178,18 +183,18 @@ def make_backbone(
     compile: bool = False,
     model: PreTrainedModel | None = None,
 ) -> Backbone:
-    """A backbone by the name of its shape, on `model` where one of that shape is there already."""
+    """A backbone by the name of its shape; `model` is used if given, and must have that shape."""
     tokenizer = make_tokenizer()
     family = FAMILIES[SHAPES[name].kind]
     if model is None:
         model = make_model(name, make_config(name, tokenizer, tiny=tiny), device, dtype, tiny=tiny)
-    return family(model, tokenizer, family.default_geometry, name=name, compile=compile)
+    return family.load()(model, tokenizer, family.geometry, name=name, compile=compile)
 
 
 def make_smol(
     device: torch.device | str = "cuda", dtype: torch.dtype = torch.bfloat16, *, tiny: bool = False
 ) -> SmolPreview:
-    """SmolVLM2 as a previewer, by way of a folder, as it is always loaded."""
+    """SmolVLM2 as a previewer, saved to a temporary folder and loaded from it."""
     tokenizer = make_tokenizer()
     config = make_config("smolvlm2-256m", tokenizer, tiny=tiny)
     with tempfile.TemporaryDirectory() as folder:
@@ -198,8 +203,8 @@ def make_smol(
         return SmolPreview(folder, device, dtype)
 
 
-def make_allocator(previewer: BackbonePreview | SmolPreview, *, tiny: bool = False) -> Learned:
-    """An untrained policy of the paper's size (or nano's) on a previewer's features."""
+def make_allocator(previewer: Previewer, *, tiny: bool = False) -> Learned:
+    """An untrained policy of the paper's size, or of nano's if `tiny`, for a previewer's features."""
     torch.manual_seed(1)
     kind = "backbone" if isinstance(previewer, BackbonePreview) else "smolvlm2"
     module = module_config("nano" if tiny else "paper", previewer)

@@ -1,4 +1,4 @@
-"""How fast the world is made: timelines, texts and frames, each a second.
+"""Measure how many timelines, texts and clips of the nano world are made per second.
 
 python bench/world.py [--device cuda] [--json]
 """
@@ -19,7 +19,7 @@ from allocembed import world
 
 
 def rate(count: int, action: Callable[[], object], device: torch.device) -> float:
-    """Things a second, after one warm-up."""
+    """How many of `count` things an action makes per second, after one warm-up."""
     action()
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -52,9 +52,9 @@ def main() -> None:
     if options.json:
         print(json.dumps({"device": options.device, "per_second": rates}))
         return
-    table = Table(title=f"the world, on {options.device}")
+    table = Table(title=f"the nano world, on {options.device}")
     table.add_column("what")
-    table.add_column("a second", justify="right")
+    table.add_column("per second", justify="right")
     for name, value in rates.items():
         table.add_row(name, f"{value:,.0f}")
     Console().print(table)

@@ -1,13 +1,13 @@
-"""The paper's ablation of RDPO's training signal, retrained in the nano world, and our two choices beside it.
+"""The paper's ablation of RDPO's training signal, retrained in the nano world, and our two choices.
 
     python recipes/ablations.py --out out/ablations --jobs 10
 
 Seven rows as in the paper's table 2, then `soft` against projected rollouts and the mean-scale cost against tokens. All
-rows start from the same weights and see the same examples in the same order; each is one option away from the first.
-Every row is evaluated twice on fresh NanoRet videos: projected onto the budget, as an allocator is used, and as it
-wishes, without the projection, which alone shows what the efficiency terms do to the cost. Prints a Markdown table and
-writes ablations.md and ablations.json; a row that is there already is not trained again. `--jobs` rows are trained side
-by side, in processes of their own. `--tiny` is for a CPU.
+rows start from the same weights and see the same examples in the same order; each differs from the first in one option.
+Each row is evaluated twice on fresh NanoRet videos: projected onto the budget, as in use, and without projection,
+which shows the effect of the efficiency terms on the cost. Prints a Markdown table and writes
+ablations.md and ablations.json; finished rows are not trained again. `--jobs` rows are trained in parallel, each in its
+own process. `--tiny` is for a CPU.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 from nano_allocator import TINY, read_settings, tiny_backbone
 
-from allocembed.allocators import Plan
+from allocembed.allocators.base import AllocationRequest, Plan
 from allocembed.allocators.learned import Learned
-from allocembed.backbones import Backbone, load_backbone
+from allocembed.backbones.base import Backbone
+from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import nano
-from allocembed.budget import Budget
+from allocembed.benchmarks.metrics import Score
 from allocembed.embedder import AllocEmbed
-from allocembed.frames import Clip
-from allocembed.output import whole_file
+from allocembed.output.files import whole_file
 from allocembed.policy.preview import BackbonePreview
 from allocembed.policy.scale_policy import ScalePolicy
 from allocembed.rdpo.config import make_config
 from allocembed.rdpo.run import BEST, STATE, train
+from allocembed.video import Clip
 
 CHECK_SEED = 777_003
-PAPER = {
+PAPER: dict[str, dict[str, Any]] = {
     "Full RDPO": {},
     "Retrieval Success Only": {"reward": "success"},
     "Similarity Gap Only": {"reward": "gap"},
@@ -50,7 +52,7 @@ PAPER = {
     "w/o Efficiency Incentive": {"efficiency_weight": 0.0},
     "w/o Success Gating": {"success_gate": False},
 }
-OURS = {
+OURS: dict[str, dict[str, Any]] = {
     "soft, cost in tokens": {"budget_mode": "soft"},
     "soft, cost by scale (the paper's)": {"budget_mode": "soft", "cost": "scale", "centre_efficiency": False},
     "projected, cost by scale": {"cost": "scale"},
@@ -58,13 +60,13 @@ OURS = {
 ROWS = PAPER | OURS
 
 
-class Wishes(Learned):
+class Requested(Learned):
     """The policy's scales as they are, whatever they cost."""
 
-    name = "wishes"
+    name = "requested"
 
-    def plan(self, clip: Clip, text: str | None, budget: Budget, scale_range: tuple[float, float]) -> Plan:
-        return replace(super().plan(clip, text, budget, scale_range), bounded=False)
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
+        return replace(super().plan(clip, request), bounded=False)
 
 
 def main() -> None:
@@ -73,13 +75,13 @@ def main() -> None:
     parser.add_argument("--backbone", default="nano-qwen3", help="nano-qwen3, or a folder that holds it")
     parser.add_argument("--rows", default="all", help="paper, ours, all, or names separated by semicolons")
     parser.add_argument("--soft", action="store_true", help="all rows with soft rollouts and cost by scale")
-    parser.add_argument("--steps", type=int, default=40, help="of every row")
-    parser.add_argument("--minutes", type=float, default=0.0, help="the most one row's training may take; 0: no limit")
+    parser.add_argument("--steps", type=int, default=40, help="steps per row")
+    parser.add_argument("--minutes", type=float, default=0.0, help="limit of the training of one row; 0: no limit")
     parser.add_argument("--limit", type=int, default=150, help="videos of each set in the evaluation")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for all rows")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--jobs", type=int, default=1, help="rows trained side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="rows trained in parallel")
     parser.add_argument("--tiny", action="store_true", help="a miniature, to try the script on a CPU")
     options = parser.parse_args()
     if options.jobs > 1:
@@ -93,7 +95,7 @@ def main() -> None:
 
 
 def run_side_by_side(names: list[str], jobs: int) -> None:
-    """This script once for every row, with its own arguments; the tables they write are replaced by the whole one."""
+    """Run this script once per row with the same arguments; the tables they write are replaced by the whole one."""
     arguments = [sys.executable, *sys.argv, "--jobs", "1"]
 
     def run(name: str) -> None:
@@ -105,43 +107,42 @@ def run_side_by_side(names: list[str], jobs: int) -> None:
         list(pool.map(run, names))
 
 
-def chosen_rows(rows: str) -> dict[str, dict]:
+def chosen_rows(rows: str) -> dict[str, dict[str, Any]]:
     """The rows by name; all of the paper's, all of ours, or some."""
     named = {"all": ROWS, "paper": PAPER, "ours": OURS}
     if rows in named:
         return named[rows]
     names = [name.strip() for name in rows.split(";") if name.strip()]
     if unknown := [name for name in names if name not in ROWS]:
-        raise SystemExit(f"there is no row {unknown[0]!r}: take paper, ours, all, or some of {'; '.join(ROWS)}")
+        raise SystemExit(f"unknown row {unknown[0]!r}: use paper, ours, all, or some of {'; '.join(ROWS)}")
     return {name: ROWS[name] for name in names}
 
 
-def run_row(backbone: Backbone, name: str, changes: dict, options: argparse.Namespace) -> dict:
-    """Trains and evaluates one row, or reads what it came to before."""
+def run_row(backbone: Backbone, name: str, changes: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Train and evaluate one row, or read its earlier result."""
     folder = options.out / "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")
     found = folder / "row.json"
     if found.is_file():
         return json.loads(found.read_text())
     given = {**(TINY if options.tiny else {"steps": options.steps}), "seed": options.seed, "minutes": options.minutes}
-    given |= {"budgets": "8f/24", "out": str(folder), "backbone": backbone.name}
+    given |= {"budgets": ["8f/24"], "out": str(folder), "backbone": backbone.name}
     given |= {"budget_mode": "soft", "cost": "scale", "centre_efficiency": False} if options.soft else {}
     given |= read_settings(options.set)
     config = make_config(given | changes, preset="nano")
     started = time.monotonic()
     progress = train(config, backbone=backbone, resume=(folder / STATE).exists())
     if progress.stopped_by:
-        raise SystemExit(128 + progress.stopped_by)  # the row is not done; the next run goes on with it
+        raise SystemExit(128 + progress.stopped_by)  # the next run continues this row
     policy = ScalePolicy.from_pretrained(folder / BEST)
     previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
-    home = nano.at_home(backbone)
-    embedders = {cls.name: AllocEmbed(home, cls(policy, previewer)) for cls in (Learned, Wishes)}
+    embedders = {cls.name: AllocEmbed(backbone, cls(policy, previewer)) for cls in (Learned, Requested)}
     rows = nano.evaluate_embedders(embedders, limit=3 if options.tiny else options.limit, seed=CHECK_SEED)
     result = {
         "row": name,
         "steps": progress.step,
         "seconds": round(time.monotonic() - started),
         "projected": summary([row for row in rows if row.method == Learned.name]),
-        "wishes": summary([row for row in rows if row.method == Wishes.name]),
+        "requested": summary([row for row in rows if row.method == Requested.name]),
         "subsets": [asdict(row) for row in rows],
     }
     with whole_file(found) as scratch:
@@ -149,7 +150,7 @@ def run_row(backbone: Backbone, name: str, changes: dict, options: argparse.Name
     return result
 
 
-def summary(rows: list[nano.Row]) -> dict[str, float]:
+def summary(rows: list[Score]) -> dict[str, float]:
     """Hit@1 over the retrieval subsets, over questions, and the mean cost."""
     retrieval = [row.hit1 for row in rows if row.subset in nano.RETRIEVAL]
     asked = [row.hit1 for row in rows if row.subset not in nano.RETRIEVAL]
@@ -160,7 +161,7 @@ def summary(rows: list[nano.Row]) -> dict[str, float]:
     }
 
 
-def write(results: list[dict], options: argparse.Namespace) -> None:
+def write(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """ablations.json and ablations.md, after every row."""
     options.out.mkdir(parents=True, exist_ok=True)
     first = results[0]
@@ -169,7 +170,7 @@ def write(results: list[dict], options: argparse.Namespace) -> None:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for result in results:
-        held, free = result["projected"], result["wishes"]
+        held, free = result["projected"], result["requested"]
         change = "" if result is first else f"{held['hit1'] - first['projected']['hit1']:+.2f}"
         cells = [result["row"], f"{held['hit1']:.2f}", change, f"{held['qa']:.2f}", f"{held['cost']:.3f}×"]
         cells += [f"{free['hit1']:.2f}", f"{free['cost']:.3f}×", str(result["steps"])]

@@ -1,26 +1,25 @@
-"""Trains a nano backbone from nothing: an 8 M parameter Qwen3-VL or Qwen2-VL, to retrieve in its own world.
+"""Train a nano backbone from scratch: a Qwen3-VL or Qwen2-VL of 8 M parameters for retrieval in its own world.
 
     python recipes/nano_backbone.py --family qwen3 --minutes 9 --out out/nano-qwen3
     python recipes/nano_backbone.py --family qwen2 --minutes 9 --out out/nano-qwen2
 
-One GPU; `--tiny` runs a miniature of it on a CPU. It writes a folder in the hub's layout (config, bf16 safetensors,
-tokenizer, preprocessor settings, card) and a log. How it is made to learn:
+It needs one GPU; `--tiny` runs a miniature on a CPU. It writes a folder in the hub's layout (config, bf16 safetensors,
+tokenizer, preprocessor settings, card) and a log. How the model learns:
 
-- **reading first**: for the first third of the time the vision tower learns to name the object, colour, word and
-  place under every token of single chunks, and the language model apart from it to name those in a text. The same
-  losses go on beside the others afterwards. A contrastive loss alone did not start in
-  an earlier probe;
-- **glimpses before videos**: most batches of the second part begin as one to four chunks with a sentence for each, and
-  give way to whole videos over 400 steps;
-- **a concept loss on the embedding**: videos and texts must name what they hold through one shared head, which lines
-  the two up before the contrastive loss has anything to sharpen; so must the language model at the end of every chunk,
-  which is a dozen lessons a video instead of one;
-- **the contrastive losses**: whole description and single moments against videos, each with its own weight;
-- **resolution as data**: random frame counts, budgets and per-chunk scales in every batch.
+- **reading first**: for the first third of the time, the vision tower learns to name the object, colour, word and place
+  under every token of single chunks. Separately, the language model learns to name those in a text. Both losses stay
+  active afterwards. In an earlier experiment, a contrastive loss alone did not start to fall;
+- **glimpses before videos**: most batches of the second stage start as one to four chunks with a sentence for each;
+  whole videos replace them over 400 steps;
+- **a concept loss on the embedding**: videos and texts must name their content through one shared head, which aligns
+  the two before the contrastive loss is useful. So must the language model at the end of every chunk, which gives a
+  dozen labels per video instead of one;
+- **the contrastive losses**: whole descriptions and single moments against videos, each with its own weight;
+- **resolution as data**: random frame counts, budgets and scales per chunk in every batch.
 
-Matrices are trained with Muon in many small steps: 1,250 of 960 chunks named 93 % of objects, where AdamW in 600 of
-3,072 named 12 % (`docs/experiments.md`). Weights are bf16 with fp32 masters, layers are compiled (eager elementwise
-kernels took most of a step), and cuDNN attention is off: it rebuilds its plan for every new shape.
+Matrices are trained with Muon in many small steps: 1,250 steps of 960 chunks named 93 % of objects, 600 steps of 3,072
+with AdamW named 12 % (`docs/experiments.md`). Weights are bf16 with fp32 masters. Layers are compiled, because eager
+elementwise kernels took most of a step. cuDNN attention is off, because it makes a new plan for every shape.
 """
 
 from __future__ import annotations
@@ -33,15 +32,24 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from nano_data import GLIMPSE_STEPS, Batch, Group, Reading, Stream, Tokens, make_batch, make_reading
-from nano_heads import Heads, TokenPlaces
+from nano_data import (
+    GLIMPSE_STEPS,
+    EmbeddingBatch,
+    PaddedRows,
+    ReadingBatch,
+    SeededBatches,
+    VideoGroup,
+    make_batch,
+    make_reading,
+)
+from nano_heads import Heads, TokenPositions
 from nano_model import build_backbone, read_card, save_backbone
 from nano_muon import Muon
 from safetensors.torch import load_file, save_file
@@ -50,99 +58,108 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel
 
 from allocembed import world
-from allocembed.backbones.base import Backbone
+from allocembed.backbones.base import TowerOutput
+from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
+from allocembed.backbones.qwen_vl.language import prepare_language, run_language
 from allocembed.benchmarks import nano, report
-from allocembed.resize import Geometry, normalise, patchify, resize
+from allocembed.geometry import Geometry
+from allocembed.resize import normalise, resize
 from allocembed.world.atlas import WORD_HEIGHT
 
 CHECK_SEED = 777_001
-ASK_SHARE = 0.4  # of the videos come with a question
-DECAY = 0.35  # share of a stage over which the rate falls to nothing
+ASK_SHARE = 0.4  # share of the videos that have a question
+DECAY = 0.35  # share of a stage over which the learning rate falls to zero
+
+Losses = dict[str, torch.Tensor]
 
 
 class Trainer:
     """Renders, cuts, embeds and scores batches on one device."""
 
-    def __init__(self, backbone: Backbone, device: torch.device, atlas: world.Atlas) -> None:
+    def __init__(self, backbone: QwenVLBackbone, device: torch.device, atlas: world.Atlas) -> None:
         self.backbone, self.device, self.atlas = backbone, device, atlas
-        backbone.by_product = True
 
     @torch.no_grad()
-    def pixels(self, groups: list[Group]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalised patches of all chunks in order, and their grids (C, 3) in patches."""
+    def pixels(self, groups: list[VideoGroup]) -> tuple[torch.Tensor, np.ndarray]:
+        """Normalised patches of all chunks in order, and their grids (C, 2) in tokens."""
         geometry = self.backbone.geometry
         grids = np.concatenate([group.grids.reshape(-1, 2) for group in groups])
-        ends = np.cumsum(grids.prod(-1) * geometry.merge**2)
+        ends = np.cumsum(grids.prod(-1) * geometry.patches_per_token)
         starts = np.concatenate([[0], ends[:-1]])
-        patches = torch.empty((int(ends[-1]), 6 * geometry.patch**2), dtype=torch.uint8, device=self.device)
+        patches = torch.empty((int(ends[-1]), geometry.patch_values), dtype=torch.uint8, device=self.device)
         first = 0
         for group in groups:
             frames = world.render(group.timelines, group.fractions, atlas=self.atlas, device=self.device)
             self._cut(frames.flatten(0, 1), group, starts[first:], patches, geometry)
             first += group.grids.shape[0] * group.grids.shape[1]
-        sizes = np.concatenate([np.ones((len(grids), 1), int), grids * geometry.merge], 1)
-        return normalise(patches, geometry, self.backbone.dtype), torch.from_numpy(sizes)
+        return normalise(patches, geometry, self.backbone.dtype), grids
 
-    def _cut(self, frames, group: Group, starts: np.ndarray, patches: torch.Tensor, geometry: Geometry) -> None:
+    def _cut(
+        self, frames: torch.Tensor, group: VideoGroup, starts: np.ndarray, patches: torch.Tensor, geometry: Geometry
+    ) -> None:
+        """Resize the frames of a group and write their patches, all chunks of one grid at once."""
         flat = group.grids.reshape(-1, 2)
         for rows, cols in np.unique(flat, axis=0):
             chunks = np.flatnonzero((flat == (rows, cols)).all(-1))
-            count = int(rows * cols) * geometry.merge**2
+            count = int(rows * cols) * geometry.patches_per_token
             where = torch.from_numpy((starts[chunks][:, None] + np.arange(count)).ravel()).to(self.device)
             pairs = torch.from_numpy((chunks[:, None] * 2 + np.arange(2)).ravel()).to(self.device)
             sized = resize(frames[pairs], (int(rows) * geometry.factor, int(cols) * geometry.factor))
-            patches[where] = patchify(sized, geometry)
+            patches[where] = geometry.patchify(sized)
 
-    def embed(self, tokens: Tokens) -> torch.Tensor:
-        """Unit vectors (N, width) in fp32 of token rows without a video."""
-        return self._read(tokens, tokens.last[:, None])[:, 0]
+    def embed(self, rows: PaddedRows) -> torch.Tensor:
+        """Unit vectors (N, width) in fp32 of rows without a video."""
+        return self._read(rows, rows.last[:, None])[:, 0]
 
-    def embed_videos(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Vectors of the videos, of their chunks where each ends, and the merged vision tokens.
+    def embed_videos(self, batch: EmbeddingBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Vectors of the videos, vectors at the end of each chunk, and all visual tokens.
 
-        The vision tower sees all chunks at once; the language model reads group by group, which saves padding.
+        The vision tower processes all chunks at once; the language model reads group by group, which saves padding.
         """
-        pixels, grids = self.pixels(batch.groups)
-        features = self.backbone.see(pixels, grids)
+        seen = self.backbone.see(*self.pixels(batch.groups))
         ends = np.cumsum([group.grids.prod(-1).sum() for group in batch.groups])
         videos, chunks = [], []
-        for tokens, where, start, end in zip(batch.videos, batch.chunk_ends, [0, *ends[:-1]], ends, strict=True):
-            at = torch.cat([where, tokens.last[:, None]], 1)
-            read = self._read(tokens, at, slice_features(features, start, end))
+        for rows, where, start, end in zip(batch.videos, batch.chunk_ends, [0, *ends[:-1]], ends, strict=True):
+            at = torch.cat([where, rows.last[:, None]], 1)
+            read = self._read(rows, at, slice_output(seen, start, end))
             videos.append(read[:, -1])
             chunks.append(read[:, :-1].flatten(0, 1))
-        return torch.cat(videos), torch.cat(chunks), features.pooler_output
+        return torch.cat(videos), torch.cat(chunks), seen.tokens
 
-    def _read(self, tokens: Tokens, at: torch.Tensor, features: object = None) -> torch.Tensor:
-        """Unit vectors (N, k, width) in fp32 of what the language model holds `at` (N, k) tokens of each row."""
-        tokens = tokens.to(self.device)
-        hidden = self.backbone.read(tokens.ids, tokens.positions, features)
-        rows = torch.arange(len(at), device=self.device)[:, None]
-        return F.normalize(hidden[rows, at.to(self.device, non_blocking=True)].float(), dim=-1)
+    def _read(self, rows: PaddedRows, at: torch.Tensor, seen: TowerOutput | None = None) -> torch.Tensor:
+        """Unit vectors (N, k, width) in fp32: states of the language model at tokens `at` (N, k) of each row."""
+        backbone = self.backbone
+        inputs = prepare_language(rows.ids, rows.positions, backbone.video_token, self.device, None)
+        hidden = run_language(backbone.language_model, inputs, seen, layer=backbone.layer)
+        number = torch.arange(len(at), device=self.device)[:, None]
+        return F.normalize(hidden[number, at.to(self.device, non_blocking=True)].float(), dim=-1)
 
-    def reading_losses(self, reading: Reading, heads: Heads) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The dense losses on single chunks, and the concepts of texts."""
-        tokens = self.backbone.see(*self.pixels(reading.groups)).pooler_output
+    def reading_losses(self, reading: ReadingBatch, heads: Heads) -> tuple[Losses, Losses]:
+        """The loss terms of the first stage, and accuracies to log: dense on single chunks, concepts of texts."""
+        tokens = self.backbone.see(*self.pixels(reading.groups)).tokens
         terms, watch = self._dense(heads, tokens, reading)
         terms["concept"] = heads.concept_loss(self.embed(reading.phrases), reading.phrase_concepts.to(self.device))
         return terms, watch
 
-    def _dense(self, heads: Heads, tokens: torch.Tensor, batch: Reading | Batch) -> tuple[dict, dict]:
-        """The dense loss of merged tokens as one term, and its parts to watch."""
+    def _dense(self, heads: Heads, tokens: torch.Tensor, batch: ReadingBatch | EmbeddingBatch) -> tuple[Losses, Losses]:
+        """The dense loss of visual tokens as one term, and its parts to log."""
         grids = np.concatenate([group.grids.reshape(-1, 2) for group in batch.groups])
         sides = [np.tile(frame_sides(group), (group.grids[..., 0].size, 1)) for group in batch.groups]
         arrays = (torch.from_numpy(grids), torch.from_numpy(np.concatenate(sides)).float())
-        places = TokenPlaces.of(*(array.to(self.device) for array in arrays), total=len(tokens))
+        places = TokenPositions.of(*(array.to(self.device) for array in arrays), total=len(tokens))
         labels, marks = batch.chunk_labels.to(self.device), batch.chunk_marks.to(self.device)
         parts = heads.dense_losses(tokens, places, labels, marks)
         total = sum(parts[name] for name in ("object", "colour", "word", "place", "letter"))
         return {"dense": total}, {name: parts[name] for name in ("letter", "object@1", "colour@1", "word@1")}
 
-    def losses(self, batch: Batch, heads: Heads) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The loss terms of a batch, and accuracies to watch."""
-        to = lambda tensor: tensor.to(self.device, non_blocking=True)  # noqa: E731
-        vectors, chunks, merged = self.embed_videos(batch)
-        dense, watch = self._dense(heads, merged, batch)
+    def losses(self, batch: EmbeddingBatch, heads: Heads) -> tuple[Losses, Losses]:
+        """The loss terms of the second stage, and accuracies to log."""
+
+        def to(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(self.device, non_blocking=True)
+
+        vectors, chunks, tokens = self.embed_videos(batch)
+        dense, watch = self._dense(heads, tokens, batch)
         named = heads.chunk_losses(chunks, to(batch.chunk_labels))
         asks = to(batch.asks)
         plain, asked = vectors[~asks], vectors[asks]
@@ -172,23 +189,22 @@ class Trainer:
         return terms, watch
 
 
-def frame_sides(group: Group) -> tuple[float, float]:
-    """Height and width of a group's frames, in short sides."""
+def frame_sides(group: VideoGroup) -> tuple[float, float]:
+    """Height and width of the frames of a group, in short sides."""
     height, width = world.PORTRAIT if group.timelines.portrait[0] else world.LANDSCAPE
     return height / min(height, width), width / min(height, width)
 
 
-def slice_features(features: object, start: int, end: int) -> SimpleNamespace:
-    """The merged tokens from `start` to `end` of a vision tower's output."""
-    layers = [layer[start:end] for layer in getattr(features, "deepstack_features", None) or ()]
-    return SimpleNamespace(pooler_output=features.pooler_output[start:end], deepstack_features=layers)
+def slice_output(seen: TowerOutput, start: int, end: int) -> TowerOutput:
+    """The visual tokens from `start` to `end`."""
+    return TowerOutput(seen.tokens[start:end], tuple(layer[start:end] for layer in seen.deepstack))
 
 
 WEIGHTS = {"dense": 0.3, "chunk": 0.5, "concept": 0.5, "video": 0.5, "moment": 1.0, "question": 2.0}
 
 
 class Optimiser:
-    """Muon on the matrices inside blocks, AdamW on the rest, both on fp32 masters of weights that may be bf16."""
+    """Muon for the matrices inside blocks, AdamW for the rest, both on fp32 masters of weights that may be bf16."""
 
     def __init__(self, weights: dict[str, nn.Parameter]) -> None:
         self.weights = list(weights.values())
@@ -203,7 +219,7 @@ class Optimiser:
         ]
 
     def step(self, rate: float) -> None:
-        """One step; gradients are clipped to norm 1 and cleared."""
+        """Make one step; gradients are clipped to norm 1 and cleared."""
         for master, weight in zip(self.masters, self.weights, strict=True):
             master.grad = torch.zeros_like(master) if weight.grad is None else weight.grad.float()
             weight.grad = None
@@ -219,15 +235,15 @@ class Optimiser:
 def run_stage(
     name: str,
     make: Callable[[list[int]], object],
-    losses: Callable[[object], tuple[dict, dict]],
+    losses: Callable[[Any], tuple[Losses, Losses]],
     optimiser: Optimiser,
     rate: float,
     minutes: float,
     options: argparse.Namespace,
 ) -> int:
-    """Steps through a stream of batches until the stage's time is up; returns the number of steps."""
+    """Train on a stream of batches until the time of the stage is over; return the number of steps."""
     workers = {"num_workers": options.workers, "prefetch_factor": 4 if options.workers else None}
-    loader = iter(DataLoader(Stream(make, options.seed), batch_size=None, **workers))
+    loader = iter(DataLoader(SeededBatches(make, options.seed), batch_size=None, **workers))
     started, step, waited, sums = time.monotonic(), 0, 0.0, {}
     while (elapsed := time.monotonic() - started) < minutes * 60 and step < options.steps:
         progress = max(elapsed / (minutes * 60), step / options.steps)
@@ -260,14 +276,14 @@ def run_stage(
 
 
 def train(options: argparse.Namespace) -> None:
-    """Both stages, the closing check, and the folder."""
+    """Run both stages and the final evaluation, and write the folder."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    backbone = build_backbone(options.family, tiny=options.tiny)
+    backbone = build_backbone(options.family, tiny=options.tiny).with_patch_product()
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
     print(f"nano-{options.family}: {parameters:,} parameters, {2 * parameters / 1e6:.1f} MB as bf16", flush=True)
     atlas = world.load_atlas(str(device))
@@ -289,17 +305,16 @@ def train(options: argparse.Namespace) -> None:
     trainer = Trainer(backbone, device, atlas)
     reading = partial(make_reading, backbone, options.chunks)
     batches = partial(make_batch, backbone, options.batch, ASK_SHARE, GLIMPSE_STEPS if options.init else 0)
-    read = lambda batch: trainer.reading_losses(batch, heads)  # noqa: E731
-    embed = lambda batch: trainer.losses(batch, heads)  # noqa: E731
+    read, embed = partial(trainer.reading_losses, heads=heads), partial(trainer.losses, heads=heads)
     first = options.minutes * options.reading_share
     steps = [run_stage("reading", reading, read, optimiser, options.lr, first, options)]
     rest = options.minutes - (time.monotonic() - started) / 60
     steps += [run_stage("embedding", batches, embed, optimiser, 0.75 * options.lr, rest, options)]
     model.eval().requires_grad_(False)
-    # A closing look at worlds that are neither the training's nor the shipped test's.
-    with torch.compiler.set_stance("force_eager"):  # not worth compiling again without gradients
-        rows = nano.evaluate(backbone, ("base", "uniform", "full"), limit=options.limit, seed=CHECK_SEED)
-    print(report.markdown(rows, nano.LAYOUT, f"{options.limit} of every {nano.VIDEOS} videos"), flush=True)
+    # The final evaluation uses videos of neither the training nor the shipped test.
+    with torch.compiler.set_stance("force_eager"):  # compiling again without gradients does not pay off
+        scores = nano.evaluate(backbone, ("base", "uniform", "full"), limit=options.limit, seed=CHECK_SEED)
+    print(report.markdown(scores, nano.LAYOUT, f"{options.limit} of every {nano.VIDEOS} videos"), flush=True)
     summary = {
         "reading steps": steps[0],
         "embedding steps": steps[1],
@@ -312,12 +327,12 @@ def train(options: argparse.Namespace) -> None:
     print(f"{summary} → {options.out}", flush=True)
 
 
-def _backward(losses: Callable[[object], tuple[dict, dict]], batch: object) -> None:
+def _backward(losses: Callable[[Any], tuple[Losses, Losses]], batch: object) -> None:
     sum(losses(batch)[0].values()).backward()
 
 
 def _profile(action: Callable[[], object]) -> None:
-    """Prints where the time of one step goes."""
+    """Print the profile of one step."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = torch.cuda.is_available()
@@ -333,18 +348,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="wall-clock limit; the schedule follows it")
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--reading-share", type=float, default=0.3, help="share of the time the tower reads alone")
-    parser.add_argument("--chunks", type=int, default=960, help="chunks a step while reading")
-    parser.add_argument("--batch", type=int, default=192, help="videos a step while embedding")
-    parser.add_argument("--lr", type=float, default=2e-3, help="while reading; three quarters of it while embedding")
+    parser.add_argument("--reading-share", type=float, default=0.3, help="share of the time for the first stage")
+    parser.add_argument("--chunks", type=int, default=960, help="chunks per step of the first stage")
+    parser.add_argument("--batch", type=int, default=192, help="videos per step of the second stage")
+    parser.add_argument("--lr", type=float, default=2e-3, help="rate of the first stage; three quarters in the second")
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 2))
     parser.add_argument("--every", type=int, default=100, help="steps between log lines")
-    parser.add_argument("--limit", type=int, default=60, help="videos of each set in the closing check")
-    parser.add_argument("--init", type=Path, help="go on from this folder of an earlier run")
+    parser.add_argument("--limit", type=int, default=60, help="videos of each set in the final evaluation")
+    parser.add_argument("--init", type=Path, help="resume from this folder of an earlier run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
-    parser.add_argument("--profile", type=int, default=0, help="print where the time goes after so many steps")
-    parser.add_argument("--tiny", action="store_true", help="a miniature, to try the script on a CPU")
+    parser.add_argument("--profile", type=int, default=0, help="print a profile after this many steps")
+    parser.add_argument("--tiny", action="store_true", help="a miniature, to test the script on a CPU")
     train(parser.parse_args())
 
 

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Trains both nano backbones side by side on one GPU. Alone, either waits for its host half the time; together they
-# fill the card.
+# Train both nano backbones at the same time on one GPU. Alone, each waits for its host half of the time.
 #
 #     recipes/nano_backbones.sh [OUT] [MINUTES] [more options of nano_backbone.py]
 #
-# What is already in OUT is trained further; give another --seed then, or the same worlds come again. The shipped files:
+# Models that exist in OUT are trained further; use another --seed then, to get other worlds. The shipped files:
 #
 #     recipes/nano_backbones.sh out 8.4
 #     recipes/nano_backbones.sh out 7.5 --reading-share 0 --seed 1

@@ -1,7 +1,7 @@
 """Training batches for the nano backbones: timelines, texts and token rows, made in worker processes.
 
-The token rows come from the very adapter that will load the finished model, so training sees the layout, times and
-positions that inference uses. Pixels are not made here: the trainer renders each group on its own device.
+Token rows come from the backbone class that will load the finished model, so training sees the layout, times and
+positions of inference. Pixels are not made here: the trainer renders each group on its own device.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from allocembed import world
-from allocembed.backbones.base import Backbone, Item, Row, pad_rows
+from allocembed.backbones.base import Backbone, Prompt, TokenRow
+from allocembed.backbones.qwen_vl.backbone import pad_rows
 from allocembed.budget import grids_at, project
-from allocembed.frames import candidate_indices
-from allocembed.resize import Patches
+from allocembed.video import candidate_indices
 from allocembed.world import vocabulary as vocab
 from allocembed.world.files import USUAL_FRAMES
 from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS, slots_at
 
 FRAME_COUNTS = {8: 0.25, 16: 0.12, 24: 0.50, 32: 0.08, 48: 0.05}
 NOTHING = -1
-GLIMPSE_STEPS = 400  # over which glimpses give way to whole videos
+GLIMPSE_STEPS = 400  # over which whole videos replace glimpses
 LARGE = replace(world.SHORT, object_size=(0.4, 0.7), word_size=(0.16, 0.26), object_skew=1.0, word_skew=1.0)
 CONCEPTS = (vocab.OBJECTS, vocab.COLOURS, vocab.WORDS, vocab.PLACES)
 CONCEPT_COUNTS = tuple(len(names) for names in CONCEPTS)
@@ -33,17 +33,20 @@ CONCEPT_STARTS = tuple(np.concatenate([[0], np.cumsum(CONCEPT_COUNTS)[:-1]]).tol
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Videos of one orientation and one frame count: what to render, and how large each chunk is cut."""
+class VideoGroup:
+    """Videos of one orientation and one frame count: what to render, and the grid of each chunk."""
 
     timelines: world.Timelines
-    fractions: np.ndarray  # (T,), or (b, T) where every video has its own
-    grids: np.ndarray  # (b, T/2, 2) merged rows and cols
-    glimpse: bool = False  # a chunk or two cut out of the video, to be described by what they show
+    fractions: np.ndarray
+    """(T,), or (b, T) if every video has its own."""
+    grids: np.ndarray
+    """(b, T/2, 2) token rows and cols."""
+    glimpse: bool = False
+    """Whether these are a few chunks of each video, described by what they show."""
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class PaddedRows:
     """Right-padded token rows: ids (N, S), positions (3, N, S), and the index of each row's last token (N,)."""
 
     ids: torch.Tensor
@@ -51,33 +54,40 @@ class Tokens:
     last: torch.Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Tokens:
-        ids, positions, (_, last) = pad_rows(rows)
-        return cls(ids, positions, last)
-
-    def to(self, device: torch.device) -> Tokens:
-        return Tokens(*(tensor.to(device, non_blocking=True) for tensor in (self.ids, self.positions, self.last)))
+    def of(cls, rows: Sequence[TokenRow]) -> PaddedRows:
+        ids, positions, _ = pad_rows(rows)
+        return cls(ids, positions, torch.tensor([len(row) - 1 for row in rows]))
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """One step's worth: videos with descriptions and, where `asks`, with a question instead."""
+class EmbeddingBatch:
+    """One step of the second stage: videos with descriptions or, where `asks`, with a question."""
 
-    groups: list[Group]
-    videos: list[Tokens]  # one for every group, whose rows are of similar length
-    chunk_ends: list[torch.Tensor]  # (b, T/2) for every group: where in its row each chunk's last token stands
-    asks: torch.Tensor  # (B,) bool
-    chunk_labels: torch.Tensor  # (chunks, 2 frames, 4 kinds of concept), NOTHING where no event is on screen
-    chunk_marks: torch.Tensor  # (chunks, 2 frames, 6): where object and sign are
-    video_concepts: torch.Tensor  # (B, V) bool: concepts on screen, or the answer for a video with a question
-    descriptions: Tokens  # one for every video that is not asked about
-    phrases: Tokens  # two moments for every video that is not asked about, then four options for every other
-    answers: torch.Tensor  # (A,) index of the right option
-    moment_concepts: torch.Tensor  # (2 R, V) bool
+    groups: list[VideoGroup]
+    videos: list[PaddedRows]
+    """One per group, whose rows are of similar length."""
+    chunk_ends: list[torch.Tensor]
+    """(b, T/2) per group: the index in its row of each chunk's last token."""
+    asks: torch.Tensor
+    """(B,) bool."""
+    chunk_labels: torch.Tensor
+    """(chunks, 2 frames, 4 kinds of concept); NOTHING if no event is on screen."""
+    chunk_marks: torch.Tensor
+    """(chunks, 2 frames, 6): where object and sign are."""
+    video_concepts: torch.Tensor
+    """(B, V) bool: concepts on screen, or the answer for a video with a question."""
+    descriptions: PaddedRows
+    """One per video without a question."""
+    phrases: PaddedRows
+    """Two moments per video without a question, then four options per video with one."""
+    answers: torch.Tensor
+    """(A,) index of the right option."""
+    moment_concepts: torch.Tensor
+    """(2 R, V) bool."""
 
 
-class Stream(IterableDataset):
-    """An endless stream of what `make` makes of a seed; every worker has its own seeds."""
+class SeededBatches(IterableDataset):
+    """An endless stream of `make(seed)`; every worker has its own seeds."""
 
     def __init__(self, make: Callable[[list[int]], object], seed: int) -> None:
         self.make, self.seed = make, seed
@@ -92,35 +102,40 @@ class Stream(IterableDataset):
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """Chunks to read, without a video around them: what the vision tower learns from first."""
+class ReadingBatch:
+    """One step of the first stage: single chunks for the vision tower, and texts for the language model."""
 
-    groups: list[Group]
-    chunk_labels: torch.Tensor  # (chunks, 2 frames, 4 kinds of concept)
-    chunk_marks: torch.Tensor  # (chunks, 2 frames, 6): where object and sign are
-    phrases: Tokens  # texts for the language model to learn to read meanwhile
-    phrase_concepts: torch.Tensor  # (phrases, V) bool
+    groups: list[VideoGroup]
+    chunk_labels: torch.Tensor
+    """(chunks, 2 frames, 4 kinds of concept)."""
+    chunk_marks: torch.Tensor
+    """(chunks, 2 frames, 6): where object and sign are."""
+    phrases: PaddedRows
+    phrase_concepts: torch.Tensor
+    """(phrases, V) bool."""
 
 
-def make_reading(backbone: Backbone, size: int, seed: list[int]) -> Reading:
-    """About `size` chunks in which nearly every frame shows an event, at scales where it may be readable.
+def make_reading(backbone: Backbone, size: int, seed: list[int]) -> ReadingBatch:
+    """About `size` chunks in which nearly every frame shows an event, at scales at which it may be readable.
 
-    Half the videos show things larger than the world does: they are what an untrained tower learns from first.
+    Half the videos show larger things than the world does, because an untrained tower learns from those first.
     """
     rng = np.random.default_rng(seed)
     plain = random.Random(int(rng.integers(2**62)))
     groups, labels, marks, phrases, concepts = [], [], [], [], []
-    for number, way in enumerate(("landscape", "portrait")):
+    for number, orientation in enumerate(("landscape", "portrait")):
         draws = [
-            world.draw(size // 12, [*seed, number, i], "short", "train", orientation=way, config=config)
+            world.draw(size // 12, [*seed, number, i], "short", "train", orientation=orientation, config=config)
             for i, config in enumerate((LARGE, None))
         ]
         timelines = world.concat(draws)
         fractions = event_fractions(rng, timelines, chunks=3)
-        # A few sizes a step: every further one costs the trainer a dozen kernel launches.
+        # Few sizes per step: each one costs the trainer a dozen kernel launches.
         sizes = np.exp(rng.uniform(np.log(0.45), np.log(1.6), 4))
         scales = rng.choice(sizes, (len(timelines), 3))
-        groups.append(Group(timelines, fractions, grids_at(scales, native_sides(backbone, way, len(timelines)))))
+        groups.append(
+            VideoGroup(timelines, fractions, grids_at(scales, native_sides(backbone, orientation, len(timelines))))
+        )
         labels.append(frame_labels(world.events_at(timelines, fractions), event_facts(timelines)))
         marks.append(frame_marks(timelines, fractions))
         facts = event_facts(timelines)
@@ -131,24 +146,24 @@ def make_reading(backbone: Backbone, size: int, seed: list[int]) -> Reading:
     for name in plain.sample(sorted(_ANSWERS), min(len(phrases), 96)):
         phrases.append(name)
         concepts.append(multi_hot([_ANSWERS[name]]))
-    items = [Item(text, instruction=plain.choice((None, backbone.query_instruction))) for text in phrases]
-    return Reading(
+    prompts = [Prompt(text, plain.choice((None, backbone.query_instruction))) for text in phrases]
+    return ReadingBatch(
         groups=groups,
         chunk_labels=torch.from_numpy(np.concatenate(labels)),
         chunk_marks=torch.from_numpy(np.concatenate(marks)),
-        phrases=Tokens.of(backbone.rows(items)),
+        phrases=text_rows(backbone, prompts),
         phrase_concepts=torch.from_numpy(np.stack(concepts)),
     )
 
 
-def native_sides(backbone: Backbone, way: str, count: int) -> np.ndarray:
-    """(count, 2) rows and cols of the native grid of world videos."""
-    native = backbone.geometry.native(*(world.PORTRAIT if way == "portrait" else world.LANDSCAPE))
+def native_sides(backbone: Backbone, orientation: str, count: int) -> np.ndarray:
+    """Rows and cols (count, 2) of the native grid of world videos."""
+    native = backbone.geometry.native(*(world.PORTRAIT if orientation == "portrait" else world.LANDSCAPE))
     return np.tile([native.rows, native.cols], (count, 1))
 
 
 def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks: int) -> np.ndarray:
-    """(B, 2 · chunks) times at which events are on screen; pairs show one event twice, two events, or anything."""
+    """Times (B, 2 · chunks) at which events are on screen; a pair shows one event twice, two events, or anything."""
     shape = (len(timelines), chunks)
     first = (rng.random(shape) * timelines.events[:, None]).astype(int)
     other = (rng.random(shape) * timelines.events[:, None]).astype(int)
@@ -161,42 +176,42 @@ def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks
     return np.where(rng.random(events.shape) < 0.12, rng.random(events.shape), on_event)
 
 
-def make_batch(backbone: Backbone, size: int, ask_share: float, done: int, seed: list[int]) -> Batch:
-    """Landscape and portrait videos, each half short and half long, in two groups with their own frame counts.
+def make_batch(backbone: Backbone, size: int, ask_share: float, done: int, seed: list[int]) -> EmbeddingBatch:
+    """Landscape and portrait videos, half short and half long, in two groups with their own frame counts.
 
-    Early on most groups are glimpses: one to four chunks of a video, with a sentence for each. What a moment looks like
-    must be learned before whole videos can be told apart by their moments, and which colour goes with which object
-    before questions can be answered. `done` steps were made in an earlier run.
+    At first most groups are glimpses: one to four chunks of a video, with a sentence for each. The model must learn
+    what a moment looks like before it can distinguish whole videos by their moments, and which colour belongs to which
+    object before it can answer questions. `done` is the number of steps of an earlier run.
     """
     glimpses = max(0.25, 0.8 - 0.55 * (done + seed[-1]) / GLIMPSE_STEPS)
     rng = np.random.default_rng(seed)
     plain = random.Random(int(rng.integers(2**62)))
     groups = []
-    for number, way in enumerate(("landscape", "portrait")):
+    for number, orientation in enumerate(("landscape", "portrait")):
         kinds = ("short", "long")
-        draws = [world.draw(size // 4, [*seed, number], kind, "train", orientation=way) for kind in kinds]
+        draws = [world.draw(size // 4, [*seed, number], kind, "train", orientation=orientation) for kind in kinds]
         timelines = world.concat(draws)
-        sides = native_sides(backbone, way, len(timelines))
+        sides = native_sides(backbone, orientation, len(timelines))
         if rng.random() < glimpses:
             chunks = int(rng.integers(1, 5))
             fractions = np.sort(event_fractions(rng, timelines, chunks), 1)
             scales = rng.choice(np.exp(rng.uniform(np.log(0.4), np.log(1.6), 4)), (len(timelines), chunks))
-            groups.append(Group(timelines, fractions, grids_at(scales, sides), glimpse=True))
+            groups.append(VideoGroup(timelines, fractions, grids_at(scales, sides), glimpse=True))
             continue
         frames = int(rng.choice(list(FRAME_COUNTS), p=list(FRAME_COUNTS.values())))
-        groups.append(Group(timelines, frame_fractions(frames), draw_grids(rng, sides, frames)))
+        groups.append(VideoGroup(timelines, frame_fractions(frames), draw_grids(rng, sides, frames)))
     return assemble(backbone, groups, plain, ask_share)
 
 
 def frame_fractions(count: int) -> np.ndarray:
-    """Where uniformly sampled frames stand in a world video."""
+    """Times (count,) of uniformly sampled frames in a world video, from 0 to 1."""
     return candidate_indices(USUAL_FRAMES, count) / (USUAL_FRAMES - 1)
 
 
 def draw_grids(rng: np.random.Generator, sides: np.ndarray, frames: int) -> np.ndarray:
-    """Random resolutions, so that resolution is native to the model: all alike, or each chunk its own.
+    """Random grids (videos, T/2, 2), so that the model learns all resolutions: all native, or one per chunk.
 
-    Every video draws its own budget; mixed ones favour a few chunks more or less strongly, as an allocator will.
+    Every video has its own budget. Mixed ones favour some chunks more or less strongly, as an allocator will.
     """
     videos, chunks, tokens = len(sides), frames // 2, int(sides[0].prod())
     native = np.ones((videos, chunks))
@@ -208,9 +223,9 @@ def draw_grids(rng: np.random.Generator, sides: np.ndarray, frames: int) -> np.n
     return project(scales, sides, np.maximum(tokens * rng.uniform(2.5, 5.5, videos), smallest).astype(int))[1]
 
 
-def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_share: float) -> Batch:
-    """Texts, rows and labels for groups of videos."""
-    items, asks, labels, marks, concepts = [], [], [], [], []
+def assemble(backbone: Backbone, groups: list[VideoGroup], plain: random.Random, ask_share: float) -> EmbeddingBatch:
+    """Add texts, rows and labels to groups of videos."""
+    prompts, asks, labels, marks, concepts = [], [], [], [], []
     descriptions, moments, moment_concepts, options, answers = [], [], [], [], []
     query = backbone.query_instruction
     for group in groups:
@@ -219,20 +234,20 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
         facts = event_facts(timelines)
         labels.append(frame_labels(seen, facts))
         marks.append(frame_marks(timelines, group.fractions))
-        items.append([])
+        prompts.append([])
         for video in range(len(timelines)):
             visible = sorted(set(seen[video].tolist()) - {NOTHING})
             asked = bool(visible) and plain.random() < ask_share
             asks.append(asked)
-            patches = hollow_patches(backbone, group, video)
+            seconds = chunk_times(group, video)
             if asked:
                 question = world.question(timelines, video, plain, event=plain.choice(visible))
-                items[-1].append(Item(question.text, patches))
+                prompts[-1].append(Prompt(question.text, seconds=seconds))
                 options += question.options
                 answers.append(question.answer)
                 concepts.append(multi_hot([answer_concept(question.options[question.answer])]))
                 continue
-            items[-1].append(Item(None, patches))
+            prompts[-1].append(Prompt(seconds=seconds))
             concepts.append(multi_hot(facts[video, visible].ravel() if visible else []))
             if group.glimpse and visible:
                 descriptions.append(world.describe_moment(timelines, video, plain.choice(visible), plain))
@@ -242,48 +257,50 @@ def assemble(backbone: Backbone, groups: list[Group], plain: random.Random, ask_
                 moments.append(world.describe_moment(timelines, video, event, plain))
                 moment_concepts.append(multi_hot(facts[video, event]))
 
-    def queries(texts: list[str]) -> list[Item]:
-        return [Item(text, instruction=query if plain.random() < 0.7 else None) for text in texts]
+    def queries(texts: list[str]) -> list[Prompt]:
+        return [Prompt(text, query if plain.random() < 0.7 else None) for text in texts]
 
-    phrases = [*queries(moments), *(Item(option) for option in options)]
-    rows = [backbone.rows(group_items) for group_items in items]
-    return Batch(
+    phrases = [*queries(moments), *(Prompt(option) for option in options)]
+    rows = [
+        backbone.rows(backbone.tokenise(some), list(group.grids)) for group, some in zip(groups, prompts, strict=True)
+    ]
+    return EmbeddingBatch(
         groups=groups,
-        videos=[Tokens.of(group_rows) for group_rows in rows],
-        chunk_ends=[chunk_ends(backbone, group, group_rows) for group, group_rows in zip(groups, rows, strict=True)],
+        videos=[PaddedRows.of(group_rows) for group_rows in rows],
+        chunk_ends=[chunk_ends(group, group_rows) for group, group_rows in zip(groups, rows, strict=True)],
         asks=torch.tensor(asks),
         chunk_labels=torch.from_numpy(np.concatenate(labels)),
         chunk_marks=torch.from_numpy(np.concatenate(marks)),
         video_concepts=torch.from_numpy(np.stack(concepts)),
-        descriptions=Tokens.of(backbone.rows(queries(descriptions))),
-        phrases=Tokens.of(backbone.rows(phrases)),
+        descriptions=text_rows(backbone, queries(descriptions)),
+        phrases=text_rows(backbone, phrases),
         answers=torch.tensor(answers, dtype=torch.long),
         moment_concepts=torch.from_numpy(np.stack(moment_concepts)),
     )
 
 
-def chunk_ends(backbone: Backbone, group: Group, rows: Sequence[Row]) -> torch.Tensor:
-    """(b, T/2) index in each row of the last vision token of each chunk."""
+def chunk_ends(group: VideoGroup, rows: Sequence[TokenRow]) -> torch.Tensor:
+    """Index (b, T/2) in each row of the last visual token of each chunk."""
     ends = group.grids.prod(-1).cumsum(1) - 1
-    where = [np.flatnonzero(row.ids == backbone.video_token)[last] for row, last in zip(rows, ends, strict=True)]
+    where = [np.flatnonzero(row.visual)[last] for row, last in zip(rows, ends, strict=True)]
     return torch.from_numpy(np.stack(where))
 
 
 def event_facts(timelines: world.Timelines) -> np.ndarray:
-    """(B, MAX_EVENTS, 4) concept numbers of every event: object, colour, word, place."""
+    """Concept numbers (B, MAX_EVENTS, 4) of every event: object, colour, word, place."""
     columns = (timelines.object, timelines.colour, timelines.word, timelines.place)
     return np.stack([c[:, EVENT_SLOTS] + start for c, start in zip(columns, CONCEPT_STARTS, strict=True)], -1)
 
 
 def frame_labels(seen: np.ndarray, facts: np.ndarray) -> np.ndarray:
-    """(B · T/2, 2, 4) concept numbers on each frame of each chunk."""
+    """Concept numbers (B · T/2, 2, 4) on each frame of each chunk."""
     shown = np.take_along_axis(facts, np.clip(seen, 0, MAX_EVENTS - 1)[..., None], axis=1)
     shown = np.where((seen >= 0)[..., None], shown - np.array(CONCEPT_STARTS), NOTHING)
     return shown.reshape(-1, 2, len(CONCEPTS)).astype(np.int64)
 
 
 def frame_marks(timelines: world.Timelines, fractions: np.ndarray) -> np.ndarray:
-    """(B · T/2, 2, 6) where things are on each frame: object x, y, half size; word x, y, height, in short sides."""
+    """Positions (B · T/2, 2, 6) on each frame: object x, y, half size; word x, y, height, in short sides."""
     slots = slots_at(timelines, fractions)
 
     def at(values: np.ndarray) -> np.ndarray:
@@ -303,13 +320,14 @@ def frame_marks(timelines: world.Timelines, fractions: np.ndarray) -> np.ndarray
 
 
 def multi_hot(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+    """A bool vector (V,) of concepts."""
     hot = np.zeros(sum(CONCEPT_COUNTS), bool)
     hot[np.asarray(numbers, dtype=int)] = True
     return hot
 
 
 def answer_concept(option: str) -> int:
-    """The concept an option of a question stands for."""
+    """The number of the concept that an option of a question names."""
     return _ANSWERS[option]
 
 
@@ -319,14 +337,12 @@ _ANSWERS = {
 _ANSWERS |= {phrases[0]: CONCEPT_STARTS[3] + i for i, phrases in enumerate(vocab.PLACE_PHRASES.values())}
 
 
-def hollow_patches(backbone: Backbone, group: Group, video: int) -> Patches:
-    """Grids and times of a video without its pixels: all that the token row needs."""
-    grids = torch.from_numpy(group.grids[video] * backbone.geometry.merge)
+def chunk_times(group: VideoGroup, video: int) -> np.ndarray:
+    """Mean second (T/2,) of each chunk of a video."""
     fractions = group.fractions if group.fractions.ndim == 1 else group.fractions[video]
-    seconds = (fractions * group.timelines.duration[video]).reshape(-1, 2).mean(1)
-    return Patches(
-        torch.empty(0, dtype=torch.uint8),
-        torch.cat([torch.ones(len(grids), 1, dtype=torch.long), grids], 1),
-        seconds,
-        backbone.geometry,
-    )
+    return (fractions * group.timelines.duration[video]).reshape(-1, 2).mean(1)
+
+
+def text_rows(backbone: Backbone, prompts: Sequence[Prompt]) -> PaddedRows:
+    """Rows of prompts without a video."""
+    return PaddedRows.of(backbone.rows(backbone.tokenise(prompts), [np.empty((0, 2), np.int64)] * len(prompts)))

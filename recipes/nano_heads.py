@@ -1,8 +1,8 @@
-"""What training needs beside the model and inference does not: heads that make vision tokens and vectors name things.
+"""Heads that only training needs: visual tokens and vectors must name what is shown.
 
-Every merged token that lies on an object must name it and its colour, every token on a sign the word and the letters
-under it, every token the place. Labels come from where the world put things, at token precision: with one pooled
-label for a whole chunk, nothing tells the tower where to look.
+Each visual token on an object must name it and its colour, each token on a sign the word and the letters under it, each
+token the place. Labels come from the positions in the world, per token: one pooled label per chunk would not show the
+tower where to look.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from allocembed.world.timeline import PLATE_HEIGHT
 
 OBJECT, COLOUR, WORD, PLACE = range(4)
 LETTERS, LONGEST = 26, max(len(word) for word in vocab.WORDS)
-LOOKED_AT = 12_288  # tokens of a batch that must name things, those on nothing among them
+LABELLED = 12_288  # tokens per batch that must name things, including some on nothing
 
 
 @dataclass(frozen=True, eq=False)
-class TokenPlaces:
-    """Where every merged token lies: its chunk (N,), its centre (N, 2) and half its sides (N, 2), in short sides."""
+class TokenPositions:
+    """Chunk (N,), centre (N, 2) and half the sides (N, 2) of every visual token, in short sides of the frame."""
 
     chunk: torch.Tensor
     centre: torch.Tensor
     half: torch.Tensor
 
     @classmethod
-    def of(cls, grids: torch.Tensor, sides: torch.Tensor, total: int) -> TokenPlaces:
-        """For chunks with merged grids (C, 2) rows and cols, `total` tokens, of frames with `sides` (C, 2)."""
+    def of(cls, grids: torch.Tensor, sides: torch.Tensor, total: int) -> TokenPositions:
+        """Positions of the `total` tokens of chunks with grids (C, 2), of frames with `sides` (C, 2)."""
         counts = grids.prod(-1)
         chunk = torch.repeat_interleave(torch.arange(len(grids), device=grids.device), counts, output_size=total)
         inside = torch.arange(len(chunk), device=grids.device) - (counts.cumsum(0) - counts)[chunk]
@@ -44,11 +44,11 @@ class TokenPlaces:
 
 
 class Heads(nn.Module):
-    """Token names, concepts of vectors, and the logit scale."""
+    """Names of tokens, concepts of vectors, and the logit scale."""
 
     def __init__(self, width: int, word_aspects: torch.Tensor) -> None:
         super().__init__()
-        # Two slots, one for each frame of a chunk; one class more than there are names, for nothing.
+        # Two slots, one per frame of a chunk; one additional class for nothing.
         self.names = nn.ModuleList(nn.Linear(width, 2 * (count + 1)) for count in CONCEPT_COUNTS)
         self.letters = nn.Linear(width, 2 * LETTERS)
         self.concept = nn.Linear(width, sum(CONCEPT_COUNTS))
@@ -60,12 +60,12 @@ class Heads(nn.Module):
         self.register_buffer("aspects", word_aspects[: len(vocab.WORDS)].clone(), persistent=False)
 
     def dense_losses(
-        self, tokens: torch.Tensor, places: TokenPlaces, labels: torch.Tensor, marks: torch.Tensor
+        self, tokens: torch.Tensor, places: TokenPositions, labels: torch.Tensor, marks: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Tokens (N, width), labels (C, 2, 4), marks (C, 2, 6) to losses, and to the accuracy on objects and words.
+        """Losses and accuracies of tokens (N, width) with labels (C, 2, 4) and marks (C, 2, 6).
 
-        Marks are x, y and half the size of the object, then x, y and height of the word, in short sides. A fixed number
-        of tokens is looked at, those on things first, so that nothing waits for the device to count them.
+        Marks are x, y and half the size of the object, then x, y and height of the word, in short sides. The number of
+        labelled tokens is fixed, those on things first, so that the host need not wait for a count.
         """
         label, mark = labels[places.chunk], marks[places.chunk]  # (N, 2, …)
         centre, half = places.centre.flip(-1)[:, None], places.half.flip(-1)[:, None]
@@ -75,7 +75,7 @@ class Heads(nn.Module):
         on_object = shown & ((centre - mark[..., :2]).abs() < mark[..., 2:3] + 0.3 * half).all(-1)
         on_sign = shown & ((centre - mark[..., 3:5]).abs() < sign + 0.3 * half).all(-1)
         urgency = (on_object | on_sign).any(-1) + torch.rand(len(tokens), device=tokens.device)
-        chosen = urgency.topk(min(LOOKED_AT, len(tokens)), sorted=False).indices
+        chosen = urgency.topk(min(LABELLED, len(tokens)), sorted=False).indices
         seen = tokens[chosen].float()
         label, mark, word = label[chosen], mark[chosen], word[chosen]
         shown, on_object, on_sign = shown[chosen], on_object[chosen], on_sign[chosen]
@@ -100,8 +100,16 @@ class Heads(nn.Module):
         )
         return results
 
-    def _letter_loss(self, seen, x, half, word, mark, on_sign) -> torch.Tensor:
-        """Which letters overlap each token on a sign, taking all letters of a word to be equally wide."""
+    def _letter_loss(
+        self,
+        seen: torch.Tensor,
+        x: torch.Tensor,
+        half: torch.Tensor,
+        word: torch.Tensor,
+        mark: torch.Tensor,
+        on_sign: torch.Tensor,
+    ) -> torch.Tensor:
+        """Each token on a sign must name the letters it overlaps; all letters of a word count as equally wide."""
         spelled = self.spelled[word]  # (K, 2, LONGEST)
         wide = self.aspects[word] * mark[..., 5]
         letter = wide / (spelled >= 0).sum(-1)
@@ -115,12 +123,12 @@ class Heads(nn.Module):
         return 10 * _mean(loss, on_sign)
 
     def concept_loss(self, vectors: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        """Unit vectors (N, width) must rank the concepts they hold, (N, V) bool, above all others."""
+        """Unit vectors (N, width) must rank their concepts, (N, V) bool, above all others."""
         scores = self.concept(vectors * self.concept_scale.exp()).log_softmax(-1)
         return -((scores * present).sum(-1) / present.sum(-1).clamp(min=1)).mean()
 
     def chunk_losses(self, vectors: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What chunks show, labels (C, 2, 4), must be named where the language model has just read them, (C, width)."""
+        """The state (C, width) after each chunk must name what the chunk shows, labels (C, 2, 4)."""
         width = sum(CONCEPT_COUNTS)
         numbers = torch.where(labels >= 0, labels + self.starts, width).flatten(1)
         present = torch.zeros(len(labels), width + 1, device=labels.device).scatter_(1, numbers, 1.0)[:, :width]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -19,13 +20,14 @@ from transformers import (
 
 from allocembed import world
 from allocembed.backbones.base import Backbone
-from allocembed.backbones.loading import FAMILIES
-from allocembed.backbones.qwen2_vl import VIDEO_TEXT
-from allocembed.backbones.qwen3_vl import INSTRUCTION
-from allocembed.resize import Geometry
+from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
+from allocembed.backbones.qwen_vl.qwen2 import VIDEO_TEXT
+from allocembed.backbones.qwen_vl.qwen3 import INSTRUCTION
+from allocembed.backbones.registry import FAMILIES
+from allocembed.geometry import Geometry
 
 PATCH, MERGE = 8, 2
-# Native is 128 × 96 pixels, 48 tokens; world videos are larger, so that a scale above 1 shows real detail.
+# Native is 128 × 96 pixels or 48 tokens. World videos are larger, so a scale above 1 adds real detail.
 MIN_PIXELS, MAX_PIXELS = 4 * 16**2, 48 * 16**2
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
@@ -34,23 +36,22 @@ SPECIAL = (
 VOCABULARY = {"qwen3": 2048, "qwen2": 1792}  # enough for most names and signs to be one token
 
 
-def build_backbone(family: str, *, tiny: bool = False) -> Backbone:
-    """An untrained nano backbone behind the adapter that will load it later."""
+def build_backbone(family: str, *, tiny: bool = False) -> QwenVLBackbone:
+    """An untrained nano backbone, of the class that will load it later."""
     tokenizer = train_tokenizer(family)
     model = (_qwen3 if family == "qwen3" else _qwen2)(tokenizer, tiny)
-    adapter = FAMILIES[model.config.model_type]
-    default = adapter.default_geometry
-    geometry = Geometry(PATCH, MERGE, default.mean, default.std, MIN_PIXELS, MAX_PIXELS)
-    return adapter(model, tokenizer, geometry, name=f"nano-{family}")
+    kind = FAMILIES[model.config.model_type]
+    geometry = Geometry(PATCH, MERGE, kind.geometry.mean, kind.geometry.std, MIN_PIXELS, MAX_PIXELS)
+    return cast(QwenVLBackbone, kind.load()(model, tokenizer, geometry, name=f"nano-{family}"))
 
 
 def train_tokenizer(family: str) -> PreTrainedTokenizerFast:
-    """A small byte-level BPE tokenizer on the world's own texts and the layouts around them."""
+    """Train a small byte-level BPE tokenizer on the world's texts and the prompts around them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     frame = [INSTRUCTION, VIDEO_TEXT, "system\n", "user\n", "assistant\n"]
-    frame += [adapter.query_instruction for adapter in FAMILIES.values()]
+    frame += [FAMILIES[name].load().query_instruction for name in ("qwen2_vl", "qwen3_vl")]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY[family],
         special_tokens=list(SPECIAL),
@@ -144,8 +145,8 @@ def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     return {f"{key}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
 
 
-def save_backbone(backbone: Backbone, folder: Path, facts: dict) -> None:
-    """Writes the folder as the hub has it: config, bf16 safetensors, tokenizer, preprocessor settings, card."""
+def save_backbone(backbone: Backbone, folder: Path, facts: dict[str, Any]) -> None:
+    """Write a folder in the hub's layout: config, bf16 safetensors, tokenizer, preprocessor settings, card."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         backbone.model.to(torch.bfloat16).save_pretrained(scratch)
@@ -166,21 +167,21 @@ def save_backbone(backbone: Backbone, folder: Path, facts: dict) -> None:
     (folder / "README.md").write_text(_card(backbone.name, facts))
 
 
-def read_card(folder: Path) -> dict:
-    """The facts in a folder's card."""
+def read_card(folder: Path) -> dict[str, Any]:
+    """The facts in the card of a folder."""
     return json.loads((folder / "README.md").read_text().split("```json")[1].split("```")[0])
 
 
-def _card(name: str, facts: dict) -> str:
+def _card(name: str, facts: dict[str, Any]) -> str:
     return f"""---
 license: mit
 library_name: allocembed
 ---
 # {name}
 
-A nano video embedding model, trained from nothing by `recipes/nano_backbone.py` in the procedural world of
-`allocembed.world`. It knows that world only: pictographs, signs and eight places. It is a test bed and a demo, never
-a model for real videos. What it scores is in `docs/results.md`; how it was trained:
+A nano video embedding model, trained from scratch by `recipes/nano_backbone.py` in the procedural world of
+`allocembed.world`. It only knows that world: pictographs, signs and eight places. It is for tests and demos, not for
+real videos. Its scores are in `docs/results.md`. How it was trained:
 
 ```json
 {json.dumps(facts, indent=2)}

@@ -1,7 +1,7 @@
 """Muon, batched over matrices of one shape.
 
 The algorithm of `torch.optim.Muon` with its "match_rms_adamw" rate: momentum, orthogonalised by five Newton-Schulz
-steps. That one goes matrix by matrix; a nano model has some sixty of them, in about ten shapes.
+steps. torch processes one matrix at a time; a nano model has about sixty matrices in ten shapes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # the quintic of Keller Jordan's Muon
 
 
 class Muon(torch.optim.Optimizer):
-    """For 2-D weights only."""
+    """Muon for 2-D weights."""
 
     def __init__(self, weights: list[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
         alike: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
@@ -27,7 +27,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step of all groups; every weight must have a gradient."""
+        """Update all weights; each must have a gradient."""
         for group in self.param_groups:
             weights, share = group["params"], group["momentum"]
             gradient = torch.stack([weight.grad for weight in weights])
@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(stack: torch.Tensor) -> torch.Tensor:
-    """(N, rows, cols) matrices with all singular values pushed towards 1.
+    """Matrices (N, rows, cols) with all singular values moved towards 1.
 
     >>> singular = torch.linalg.svdvals(orthogonalise(torch.randn(2, 16, 8)).float())
     >>> bool(((singular > 0.5) & (singular < 1.5)).all())

@@ -1,11 +1,12 @@
-"""What a question can tell the allocator before any training, and how sharply it should decide.
+"""What a question can tell the allocator before any training, and how sharply the allocator should decide.
 
     python recipes/question.py [--seed 41] [--limit 500] [--asked 3,1.2,0 4,1.5,0 …]
 
-First: how often, of all chunks of a video, the one that a question is about fits it best, by the cosine of the chunk's
-summary to the question, and by that less the cosine to the default task, which is what the frame module takes. Then
-Hit@1 on such questions for the shipped allocator: with the question hidden, and with its three numbers (steepness,
-threshold, share kept of what a chunk is worth otherwise) as they are and as given. Fresh questions, not NanoRet's.
+First: how often the chunk that a question is about fits it best among all chunks of its video, by the cosine of the
+chunk's summary to the question, and by that cosine minus the cosine to the default task, which the frame module uses.
+Then: Hit@1 on such questions for the bundled allocator, with the question hidden, with its own three numbers
+(steepness, threshold, share kept of a chunk's other worth), and with the given ones. The questions are fresh, not
+NanoRet's.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import torch.nn.functional as F
 from limits import Blindfolded, Oracle
 
 from allocembed import world
-from allocembed.allocators import load_allocator
 from allocembed.allocators.learned import Learned, as_chunks
-from allocembed.backbones import load_backbone
+from allocembed.allocators.registry import load_allocator
+from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import nano
 
 
@@ -35,16 +36,17 @@ def main() -> None:
     backbone = load_backbone("nano-qwen3", dtype=options.dtype)
     learned = load_allocator("learned", backbone)
     alone, better, count = nearest(learned, options.limit, options.seed)
-    print(f"the nearest chunk is the one asked about: {alone:.1%} of {count}; less the default task: {better:.1%}")
+    print(f"the nearest chunk is the one asked about: {alone:.1%} of {count}; minus the default task: {better:.1%}")
     methods = [Blindfolded(learned), learned, *(changed(learned, given) for given in options.asked)]
-    methods.append(Oracle(options.limit, options.seed, told=True))
-    for row in nano.evaluate(backbone, methods, subsets=["qa"], limit=options.limit, seed=options.seed):
-        print(f"{row.method}: {row.hit1:.1f} % of {row.n}, cost {row.cost:.3f}×")
+    methods.append(Oracle(options.limit, options.seed, given_question=True))
+    for score in nano.evaluate(backbone, methods, subsets=["qa"], limit=options.limit, seed=options.seed):
+        print(f"{score.method}: {score.hit1:.1f} % of {score.n}, cost {score.cost:.3f}×")
 
 
 def nearest(learned: Learned, limit: int, seed: int) -> tuple[float, float, int]:
-    """Shares of the videos whose best chunk shows what is asked, by two measures, and how many show it at all."""
+    """Share of videos whose best chunk shows what is asked, by two measures, and the number that show it at all."""
     videos, previewer = nano.draw_videos("qa", limit, seed), learned.previewer
+    per_chunk = previewer.frames_per_chunk
     questions, right = nano.questions(videos), []
     for first in range(0, limit, nano.AT_ONCE):
         chosen = range(first, min(first + nano.AT_ONCE, limit))
@@ -52,10 +54,10 @@ def nearest(learned: Learned, limit: int, seed: int) -> tuple[float, float, int]
             question = questions[number]
             timeline = videos.timelines.select(np.array([number]))
             seen = world.events_at(timeline, clip.indices / (nano.NOMINAL_FRAMES - 1))[0]
-            shown = (seen == question.event).reshape(-1, 2).any(1)
+            shown = (seen == question.event).reshape(-1, per_chunk).any(1)
             if not shown.any():
                 continue
-            summary = F.normalize(previewer.look(as_chunks(clip.frames))[:, 0], dim=-1)
+            summary = F.normalize(previewer.look(as_chunks(clip.frames, per_chunk))[:, 0], dim=-1)
             words = previewer.read([question.text])[0]
             asked, nothing = summary @ F.normalize(words[-1], dim=0), summary @ F.normalize(words[0], dim=0)
             right.append([shown[int(asked.argmax())], shown[int((asked - nothing).argmax())]])

@@ -1,10 +1,10 @@
-"""Measures everything that docs/results.md says about the nano models, and writes that page.
+"""Measure everything that docs/results.md says about the nano models, and write that page.
 
     python recipes/results.py --out out/results --jobs 6          # hours on a CPU, minutes on a GPU
     python recipes/results.py --out out/results --jobs 6 --only "main-*"
 
-Every measurement is one command of its own, whose JSON lands in OUT; what is there already is not measured again. The
-page is written from those files alone; a table appears on it once all its measurements are there.
+Each measurement is a command whose JSON is stored in OUT; finished ones are not repeated. The page is written from
+those files alone. A table appears on it once all its measurements are there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 import tokens
 
 from allocembed.benchmarks import report
-from allocembed.benchmarks.metrics import Row
+from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.nano import LAYOUT
 
 PAGE = Path("docs/results.md")
@@ -30,13 +30,13 @@ BACKBONES = ("nano-qwen3", "nano-qwen2")
 SETS = {"short": "short-clip,short-video", "long": "long-clip,long-video", "qa": "qa"}
 SEEDS = {"shipped": [], "fresh": ["--seed", "1"]}
 UNTRAINED = "base,full,uniform,content,select"
-BUDGETS = {"16f": "48", "20f": "60"}  # beside 8f of 24, which is the default
-NOTES = "\n## Notes\n"  # what follows is written by hand, and kept
+BUDGETS = {"16f": "48", "20f": "60"}  # with their candidates; 8f with 24 is the default
+NOTES = "\n## Notes\n"  # the rest of the page is written by hand and kept
 EVAL = ["-m", "allocembed", "eval", "nano", "--json", "--dtype", "bfloat16"]  # as on a GPU by default
 
 
 def jobs() -> dict[str, list[str]]:
-    """Every measurement: a name, and what python is told."""
+    """All measurements: their names and the arguments of python."""
     found = {}
     for backbone in BACKBONES:
         for which, seed in SEEDS.items():
@@ -57,7 +57,7 @@ def jobs() -> dict[str, list[str]]:
 
 
 def measure(name: str, command: list[str], out: Path) -> str | None:
-    """Runs one measurement unless its result is there; returns what went wrong."""
+    """Run one measurement unless its result is there; return its error, if any."""
     path = out / f"{name}.json"
     if path.exists():
         return None
@@ -72,19 +72,19 @@ def measure(name: str, command: list[str], out: Path) -> str | None:
     return None
 
 
-def rows(out: Path, pattern: str) -> list[Row]:
-    """The rows of all measurements whose name matches, methods in the order of the paper's table."""
+def rows(out: Path, pattern: str) -> list[Score]:
+    """Scores of all measurements whose name matches, methods in the order of the paper's table."""
     lines = [line for path in sorted(out.glob(f"{pattern}.json")) for line in json.loads(path.read_text())["rows"]]
     fields = ("method", "subset", "hit@1", "mean_rank", "cost", "over_budget", "n")
-    found = [Row(*(line[field] for field in fields)) for line in lines]
+    found = [Score(*(line[field] for field in fields)) for line in lines]
     order = list(report.TITLES)
     places = {subset: number for number, subset in enumerate(LAYOUT.videos)}
     known = lambda method: order.index(method) if method in order else len(order)  # noqa: E731
     return sorted(found, key=lambda row: (known(row.method), row.method, places[row.subset]))
 
 
-def way(found: list[Row]) -> str:
-    """How far Learned is on the way from Uniform to Full, over the retrieval subsets."""
+def way(found: list[Score]) -> str:
+    """The position of Learned between Uniform and Full, over the retrieval subsets."""
     averages = {summary.method: summary.averages["retrieval"] for summary in report.summarise(found, LAYOUT)}
     learned, uniform, full = (averages[method] for method in ("learned", "uniform", "full"))
     share = (learned - uniform) / (full - uniform)
@@ -92,7 +92,7 @@ def way(found: list[Row]) -> str:
 
 
 def page(out: Path) -> str:
-    """The whole page: an introduction, and every section that has been measured."""
+    """The whole page: an introduction, and each section that has been measured."""
     have = {name for name in jobs() if (out / f"{name}.json").exists()}
     sections = [(f"main-{backbone}-{which}", backbone, which) for backbone in BACKBONES for which in SEEDS]
     parts = [INTRODUCTION]
@@ -119,11 +119,11 @@ def page(out: Path) -> str:
 
 INTRODUCTION = """# Results in the nano world
 
-Written by `python recipes/results.py`; every table stands under the command that measured it, less `--dtype bfloat16`
-and the splitting by subset that make it quicker. 500 videos a subset, Hit@1 in percent, cost in units of Base: 1.000×
-is 8 native frames, or N under a budget of Nf; † does not keep the budget. One allocator serves all tables, trained by
-RDPO with nano-qwen3 alone. What the figures mean is in [the notes](#notes) at the end of this page and in
-[what was tried](experiments.md).
+Written by `python recipes/results.py`. Each table is below the command that measured it; for speed, the recipe also
+passes `--dtype bfloat16` and runs each subset separately. 500 videos per subset, Hit@1 in percent, cost in units of
+Base: 1.000× is 8 native frames, or N under a budget of Nf. † exceeds the budget. All tables use one allocator, trained
+by RDPO with nano-qwen3 only. [The notes](#notes) at the end of this page and the [experiment log](experiments.md)
+explain the figures.
 """
 SWEEP = """## More frames, and a fixed budget
 
@@ -136,13 +136,13 @@ SWEEP = """## More frames, and a fixed budget
 
 def main_section(out: Path, backbone: str, which: str, have: set[str]) -> str:
     found = rows(out, f"main-{backbone}-{which}-*")
-    told = ""
+    position = ""
     if all(f"learned-{backbone}-{which}-{name}" in have for name in SETS):
         found += rows(out, f"learned-{backbone}-{which}-*")
-        told = way(found) + (" It never saw this backbone in training." if backbone != BACKBONES[0] else "") + "\n"
+        position = way(found) + (" It never saw this backbone in training." if backbone != BACKBONES[0] else "") + "\n"
     command = " ".join(["allocembed eval nano --backbone", backbone, *SEEDS[which]])
     layout = replace(LAYOUT, title=f"NanoRet, {backbone}")
-    return f"## {backbone}, {which} videos\n\n`{command}`\n\n{report.markdown(found, layout)}\n{told}"
+    return f"## {backbone}, {which} videos\n\n`{command}`\n\n{report.markdown(found, layout)}\n{position}"
 
 
 def limits_section(out: Path) -> str:
@@ -159,7 +159,7 @@ def budget_section(out: Path, budget: str, candidates: str) -> str:
     return f"## A budget of {budget}\n\n`{command}`\n\n{report.markdown(found, layout)}\n{way(found)}\n"
 
 
-def _by_subset(found: list[Row]) -> list[list[str]]:
+def _by_subset(found: list[Score]) -> list[list[str]]:
     subsets = [subset for subset in LAYOUT.videos if any(row.subset == subset for row in found)]
     lines = [["method", *subsets]]
     for method in dict.fromkeys(row.method for row in found):
@@ -172,8 +172,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/results"))
     parser.add_argument("--jobs", type=int, default=1, help="measurements at a time")
-    parser.add_argument("--only", action="append", default=[], help="only those whose name matches; may be repeated")
-    parser.add_argument("--limit", type=int, help="only so many videos, to try the script; writes no page")
+    parser.add_argument(
+        "--only", action="append", default=[], help="run only those whose name matches; may be repeated"
+    )
+    parser.add_argument("--limit", type=int, help="use only the first N videos, to try the script; writes no page")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     chosen = {

@@ -1,9 +1,9 @@
-"""Where the tokens go: what a chunk shows, and how many tokens each method gives it.
+"""Where the tokens go: how many tokens each method gives a chunk, by what it shows.
 
     python recipes/tokens.py [--methods uniform,content,learned] [--videos 100] [--seed 1] [--json]
 
-Test videos of NanoRet, short and long. A chunk counts as an event if either of its frames shows one, and else as what
-its first frame shows; small events are those whose sign is in the smaller half.
+Test videos of NanoRet, short and long. A chunk counts as an event if any of its frames shows one, else as what its
+first frame shows. Small events are those whose sign is in the smaller half.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections import defaultdict
 import numpy as np
 
 from allocembed import world
-from allocembed.allocators import load_allocator
-from allocembed.backbones import load_backbone
+from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import nano, report
-from allocembed.budget import Budget
+from allocembed.embedder import AllocEmbed
 from allocembed.world.timeline import Scene, slots_at
 
 NAMES = {
@@ -33,10 +32,10 @@ NAMES = {
 }
 
 
-def chunk_kinds(timelines: world.Timelines, fractions: np.ndarray) -> np.ndarray:
-    """(B, T/2) keys of NAMES."""
+def chunk_kinds(timelines: world.Timelines, fractions: np.ndarray, frames_per_chunk: int) -> np.ndarray:
+    """(B, C) keys of NAMES."""
     slots = slots_at(timelines, fractions)
-    scene = np.take_along_axis(timelines.scene, slots, 1).reshape(len(timelines), -1, 2)
+    scene = np.take_along_axis(timelines.scene, slots, 1).reshape(len(timelines), -1, frames_per_chunk)
     size = np.take_along_axis(timelines.word_size, slots, 1).reshape(scene.shape)
     event = scene == Scene.EVENT
     smallest = np.where(event, size, np.inf).min(-1)
@@ -48,10 +47,9 @@ def chunk_kinds(timelines: world.Timelines, fractions: np.ndarray) -> np.ndarray
 
 
 def measure(methods: list[str], count: int, seed: int | None, backbone_name: str) -> dict[str, dict[str, float]]:
-    """Mean tokens of a chunk, by what it shows and by method; and the share of each kind."""
+    """Mean tokens of a chunk, by what it shows and by method, and the share of each kind."""
     backbone = load_backbone(backbone_name)
-    allocators = {name: load_allocator(name, backbone) for name in methods}
-    budget = Budget.parse("8f")
+    embedders = {name: AllocEmbed(backbone, name) for name in methods}
     tokens: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in methods}
     for which in ("short", "long"):
         videos = nano.draw_videos(which, count, seed)
@@ -59,12 +57,11 @@ def measure(methods: list[str], count: int, seed: int | None, backbone_name: str
             chosen = range(start, min(start + nano.AT_ONCE, count))
             clips = nano.clips_of(videos, chosen, [24], backbone.device)[24]
             fractions = clips[0].indices / (nano.NOMINAL_FRAMES - 1)
-            kinds = chunk_kinds(videos.timelines.select(np.array(chosen)), fractions)
+            per_chunk = backbone.geometry.frames_per_chunk
+            kinds = chunk_kinds(videos.timelines.select(np.array(chosen)), fractions, per_chunk)
             for clip, row in zip(clips, kinds, strict=True):
-                native = backbone.geometry.native(clip.height, clip.width)
-                for name, allocator in allocators.items():
-                    grids = allocator.allocate(clip, native, budget).grids
-                    for kind, grid in zip(row, grids, strict=True):
+                for name, embedder in embedders.items():
+                    for kind, grid in zip(row, embedder.allocate(clip).grids, strict=True):
                         tokens[name][kind].append(grid.tokens)
     total = sum(len(values) for values in tokens[methods[0]].values())
     return {
