@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: tiny checkpoints of both families, of SmolVLM2 and of the nano models, saved once."""
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.families import mean_pool
 
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +22,12 @@ def qwen2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save_qwen3(tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="session")
+def mean_pool_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the family that is not Qwen-like."""
+    return mean_pool.save(tmp_path_factory.mktemp("mean_pool"))
 
 
 @pytest.fixture(scope="session")
