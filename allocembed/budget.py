@@ -6,10 +6,9 @@ fits, then spends the remaining tokens chunk by chunk. It is vectorised over vid
 rollout.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -67,7 +66,7 @@ class Budget:
             raise BudgetError(f"a budget must be a whole number from 1 to {LARGEST:,}, not {amount!r}")
 
     @classmethod
-    def parse(cls, text: str | int | Budget) -> Budget:
+    def parse(cls, text: str | int | Self) -> Self:
         """Parse "8f" (native frames) or "2048" (tokens). An int means tokens; a Budget is returned as it is."""
         if isinstance(text, Budget):
             return text

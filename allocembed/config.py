@@ -4,15 +4,13 @@ The command line, the index, the benchmark cache, model cards and exports all ho
 only definition of "the same settings".
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from allocembed.allocators.registry import check_allocator, is_method
 from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY, check_backbone
@@ -95,11 +93,11 @@ class EmbedConfig:
         return json.dumps(self.as_dict())
 
     @classmethod
-    def from_dict(cls, stated: Mapping[str, Any]) -> EmbedConfig:
+    def from_dict(cls, stated: Mapping[str, Any]) -> Self:
         return make(cls, stated)
 
     @classmethod
-    def from_json(cls, text: str) -> EmbedConfig:
+    def from_json(cls, text: str) -> Self:
         return cls.from_dict(json.loads(text))
 
     def settings(self) -> dict[str, Any]:
@@ -114,7 +112,7 @@ class EmbedConfig:
         """
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
 
-    def differences(self, other: EmbedConfig) -> dict[str, tuple[Any, Any]]:
+    def differences(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """The settings in which two configs differ, with both values."""
         mine, theirs = self.settings(), other.settings()
         return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}

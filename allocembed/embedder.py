@@ -6,13 +6,11 @@ No stage starts a thread. `stream` and the `encode_…` methods hand the stages 
 Every embedding of a video comes with the allocation that made it, and so with its exact cost in tokens.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -111,7 +109,7 @@ class AllocEmbed:
         dtype: DType = "auto",
         compile: bool = False,
         limits: DecodeLimits | None = None,
-    ) -> AllocEmbed:
+    ) -> Self:
         """Load a backbone and an allocator by name, hub id or folder. The options are the fields of `EmbedConfig`."""
         config = EmbedConfig(
             backbone=str(backbone),
@@ -130,7 +128,7 @@ class AllocEmbed:
         return cls.from_config(config, limits=limits)
 
     @classmethod
-    def from_config(cls, config: EmbedConfig, *, limits: DecodeLimits | None = None) -> AllocEmbed:
+    def from_config(cls, config: EmbedConfig, *, limits: DecodeLimits | None = None) -> Self:
         """Load what a config names."""
         config.check()
         backbone = load_backbone(
@@ -140,9 +138,9 @@ class AllocEmbed:
             logger.warning(backbone.notice)
         return cls(backbone, config.allocator, config, limits=limits)
 
-    def with_config(self, config: EmbedConfig) -> AllocEmbed:
+    def with_config(self, config: EmbedConfig) -> Self:
         """An embedder with other settings, which shares this one's backbone and allocator."""
-        other = AllocEmbed(self.backbone, self.allocator, config, limits=self.limits)
+        other = type(self)(self.backbone, self.allocator, config, limits=self.limits)
         other.config = replace(other.config, allocator=self.config.allocator)
         return other
 

@@ -8,7 +8,7 @@ A small tokenizer replaces the real ones. A prompt has a few tokens more or fewe
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from allocembed.allocators.learned import Learned
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.registry import FAMILIES
 from allocembed.policy.preview import BackbonePreview, Previewer
-from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy, module_config
+from allocembed.policy.scale_policy import SIZES, PolicyConfig, ScalePolicy
 from allocembed.policy.smol import SmolPreview
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
@@ -92,12 +92,7 @@ SHAPES = {
 }
 ROPE = {
     "qwen2_vl": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-    "qwen3_vl": {
-        "rope_type": "default",
-        "rope_theta": 5e6,
-        "mrope_section": [24, 20, 20],
-        "mrope_interleaved": True,
-    },
+    "qwen3_vl": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True},
 }
 TINY_TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
 TINY_TEXT |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "bos_token_id": 0, "eos_token_id": 2}
@@ -207,7 +202,8 @@ def make_allocator(previewer: Previewer, *, tiny: bool = False) -> Learned:
     """An untrained policy of the paper's size, or of nano's if `tiny`, for a previewer's features."""
     torch.manual_seed(1)
     kind = "backbone" if isinstance(previewer, BackbonePreview) else "smolvlm2"
-    module = module_config("nano" if tiny else "paper", previewer)
+    widths = {"visual_width": previewer.visual_width, "text_width": previewer.text_width}
+    module = replace(SIZES["nano" if tiny else "paper"], **widths, summary=previewer.summary)
     with torch.device(previewer.device):
         return Learned(ScalePolicy(PolicyConfig(module, kind, previewer.source)), previewer)
 

@@ -46,11 +46,7 @@ def test_no_strip_is_larger_than_the_model_allows(short, long):
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=["qwen2", "qwen3"])
 def test_patches_are_those_of_the_pil_image_processor(geometry):
     processor = Qwen2VLImageProcessorPil(
-        patch_size=geometry.patch,
-        merge_size=2,
-        image_mean=geometry.mean,
-        image_std=geometry.std,
-        do_resize=False,
+        patch_size=geometry.patch, merge_size=2, image_mean=geometry.mean, image_std=geometry.std, do_resize=False
     )
     pixels = picture(4 * geometry.factor, 6 * geometry.factor)
     theirs = processor(images=Image.fromarray(pixels), return_tensors="pt")["pixel_values"]

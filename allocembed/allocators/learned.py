@@ -1,9 +1,7 @@
 """AllocEmbed's own method: a trained policy sees small previews and the question, and gives each chunk its scale."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -71,7 +69,7 @@ class Learned(Allocator):
         *,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
-    ) -> Learned:
+    ) -> Self:
         """Load a policy from a folder or hub id, and the preview model it names, which may be `backbone` itself.
 
         Device and dtype are those of the backbone, if there is one; the policy always computes in fp32.

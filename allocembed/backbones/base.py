@@ -7,8 +7,6 @@ alone is computed before the device starts, and so that training can share the t
 Everything else in the package uses this interface only.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,12 +76,12 @@ class TowerOutput:
     tokens: torch.Tensor
     deepstack: tuple[torch.Tensor, ...] = ()
 
-    def select(self, index: torch.Tensor) -> TowerOutput:
+    def select(self, index: torch.Tensor) -> Self:
         """The tokens at `index`."""
-        return TowerOutput(self.tokens[index], tuple(layer[index] for layer in self.deepstack))
+        return type(self)(self.tokens[index], tuple(layer[index] for layer in self.deepstack))
 
     @staticmethod
-    def concat(parts: Sequence[TowerOutput]) -> TowerOutput:
+    def concat(parts: Sequence["TowerOutput"]) -> "TowerOutput":
         layers = zip(*(part.deepstack for part in parts), strict=True)
         return TowerOutput(torch.cat([part.tokens for part in parts]), tuple(torch.cat(layer) for layer in layers))
 

@@ -37,30 +37,17 @@ class Family:
         return getattr(import_module(module), name)
 
 
+CLIP_MEAN, CLIP_STD, HALF = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711), (0.5, 0.5, 0.5)
 FAMILIES: dict[str, Family] = {
-    # CLIP statistics; 4 to 1,280 tokens of 28² pixels per frame, VLM2Vec-V2's video setting.
+    # 4 to 1,280 tokens of 28² pixels per frame: VLM2Vec-V2's video setting.
     "qwen2_vl": Family(
         "allocembed.backbones.qwen_vl.qwen2:Qwen2VLBackbone",
-        Geometry(
-            patch=14,
-            merge=2,
-            mean=(0.48145466, 0.4578275, 0.40821073),
-            std=(0.26862954, 0.26130258, 0.27577711),
-            min_pixels=4 * 28**2,
-            max_pixels=1280 * 28**2,
-        ),
+        Geometry(14, 2, CLIP_MEAN, CLIP_STD, min_pixels=4 * 28**2, max_pixels=1280 * 28**2),
     ),
-    # 4 to 768 tokens of 32² pixels per frame; the upper limit is the model's own for video files (qwen-vl-utils).
+    # 4 to 768 tokens of 32² pixels per frame: the upper limit is the model's own for video files (qwen-vl-utils).
     "qwen3_vl": Family(
         "allocembed.backbones.qwen_vl.qwen3:Qwen3VLBackbone",
-        Geometry(
-            patch=16,
-            merge=2,
-            mean=(0.5, 0.5, 0.5),
-            std=(0.5, 0.5, 0.5),
-            min_pixels=4 * 32**2,
-            max_pixels=768 * 32**2,
-        ),
+        Geometry(16, 2, HALF, HALF, min_pixels=4 * 32**2, max_pixels=768 * 32**2),
     ),
 }
 """Families by transformers' model type."""
@@ -148,9 +135,7 @@ def read_geometry(folder: Path, config: dict[str, Any], default: Geometry) -> Ge
     """The family's geometry with the checkpoint's patch size, statistics and (only tighter) pixel limits."""
     vision = config.get("vision_config") or {}
     geometry = replace(
-        default,
-        patch=vision.get("patch_size", default.patch),
-        merge=vision.get("spatial_merge_size", default.merge),
+        default, patch=vision.get("patch_size", default.patch), merge=vision.get("spatial_merge_size", default.merge)
     )
     path = folder / "preprocessor_config.json"
     if not path.is_file():

@@ -6,8 +6,6 @@ places do not count: a moved dataset keeps its embeddings, and a changed model n
 Embeddings are written a few dozen per file, each file whole or absent. Several processes may write into one folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -15,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -55,14 +53,14 @@ class EmbeddingCache:
         self.refresh()
 
     @classmethod
-    def for_videos(cls, root: Path, embedder: AllocEmbed, kind: str = "") -> EmbeddingCache:
+    def for_videos(cls, root: Path, embedder: AllocEmbed, kind: str = "") -> Self:
         """The cache of videos embedded with these weights and settings; `kind` replaces the method in its name."""
         identity, title = embedder.identity(), Path(embedder.backbone.name).name or "model"
         digest = make_key(json.dumps(identity, sort_keys=True))[:12]
         return cls(root / title / f"{kind or embedder.allocator.name}-{digest}", identity)
 
     @classmethod
-    def for_texts(cls, root: Path, embedder: AllocEmbed) -> EmbeddingCache:
+    def for_texts(cls, root: Path, embedder: AllocEmbed) -> Self:
         """The cache of texts embedded with this backbone, which no allocation changes."""
         return cls.for_videos(root, AllocEmbed(embedder.backbone, "base"), "texts")
 

@@ -1,10 +1,9 @@
 """What a benchmark of real videos asks: texts, videos, and which candidate is right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -36,7 +35,7 @@ class BenchmarkTask:
         """Whether this is question answering."""
         return self.options is not None
 
-    def first(self, limit: int | None) -> BenchmarkTask:
+    def first(self, limit: int | None) -> Self:
         """Keep the first `limit` queries and the videos they need. Retrieval gets easier.
 
         >>> task = BenchmarkTask("t", "Find:", ["a", "b", "c"], [Path("x"), Path("y")], np.array([1, 1, 0]))
@@ -52,7 +51,7 @@ class BenchmarkTask:
         short = replace(self, texts=self.texts[:limit], targets=self.targets[:limit])
         return short.keep_videos(np.isin(np.arange(len(self.videos)), short.targets), f"{note} and their videos")
 
-    def keep_videos(self, kept: np.ndarray, note: str) -> BenchmarkTask:
+    def keep_videos(self, kept: np.ndarray, note: str) -> Self:
         """Drop videos, by a mask (V,), and the queries that need them; add a note."""
         used = np.flatnonzero(kept if self.is_qa else kept[self.targets])
         return replace(
@@ -66,7 +65,7 @@ class BenchmarkTask:
 
     def find_videos(
         self, find: Callable[[Path], Path | None], *, allow_missing: bool, remedy: Callable[[list[Path]], str]
-    ) -> BenchmarkTask:
+    ) -> Self:
         """Replace videos by what `find` gives. Raise DataError if it gives None, unless `allow_missing` drops those.
 
         `remedy` ends the error message, given the missing videos.

@@ -24,9 +24,7 @@ HIDDEN = ("backbone", "allocator", "benchmark")
 
 @partial(Command, hidden=HIDDEN)
 def nano(
-    request: Annotated[NanoRequest, FLAT],
-    as_json: AsJson = False,
-    markdown: Annotated[Path | None, UNSET] = None,
+    request: Annotated[NanoRequest, FLAT], as_json: AsJson = False, markdown: Annotated[Path | None, UNSET] = None
 ) -> None:
     """NanoRet: retrieval and questions in the procedural world that the nano models know.
 

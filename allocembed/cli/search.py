@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from allocembed.cli.embed import check_exists
 from allocembed.cli.options import UNSET, AsJson, Command, Config, Flag, Out, Paths, UsageError, all_but, at_least
 from allocembed.config import EmbedConfig
-from allocembed.errors import SearchError
+from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 
@@ -57,7 +57,7 @@ def add(
         segments: auto (a dozen windows of 5 to 60 seconds, more for a long video), off, or seconds. Default: auto.
         prune: Remove files from the index that are gone from the disk.
         retry_failed: Try files again that could not be read before.
-        readers: Threads that decode videos. Default: 2, or one per core with a GPU.
+        readers: Threads that decode videos. Default: one per core with a GPU or a small model, else 1.
     """
     from allocembed.search.files import find_videos
     from allocembed.search.index import VideoIndex
@@ -212,11 +212,7 @@ def search(
 
 @partial(Command, hidden=all_but("device", "dtype"))
 def serve(
-    index: Index,
-    config: Config,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    token: Annotated[str | None, UNSET] = None,
+    index: Index, config: Config, host: str = "127.0.0.1", port: int = 8000, token: Annotated[str | None, UNSET] = None
 ) -> None:
     """Search in the browser: a page with pictures, a player that jumps to the moment, and where the tokens went.
 
@@ -275,7 +271,7 @@ def _cut(hits: Sequence[Hit], folder: Path) -> int:
         try:
             path, begin = cut(hit.path, hit.start, hit.end, folder, f"{rank:02}-{Path(hit.path).stem}-{hit.start:.0f}s")
             say(f"{path} from {begin:.1f} s on")
-        except SearchError as error:
+        except AllocEmbedError as error:
             complain("left out", str(error))
             status = 1
     return status

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from allocembed.backbones.registry import check_backbone
 from allocembed.cli.options import FLAT, Command, Flag
 from allocembed.errors import DataError
-from allocembed.rdpo.config import PRESETS, WORLD, TrainConfig, load_config
+from allocembed.rdpo.config import PRESETS, WORLD, TrainConfig, make_config
 
 OWN_FILE = "train.toml"  # in the folder of a run
 
@@ -19,7 +19,7 @@ def run_config(given: dict[str, Any]) -> TrainConfig:
     file, preset, own = given["file"], given["preset"], Path(given["config"].out) / OWN_FILE
     if given["resume"] and file is None and preset is None and own.is_file():
         file = own
-    return load_config(preset, file)
+    return make_config({}, file, preset)
 
 
 @partial(Command, defaults=run_config)

@@ -7,14 +7,14 @@ small backbone embeds in the worker threads, one video per core.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from allocembed.backbones.base import Backbone, Item
 from allocembed.errors import AllocEmbedError
 from allocembed.execution.device import DeviceLane
-from allocembed.execution.threads import JobEnded, RunAhead, core_count
+from allocembed.execution.threads import Event, RunAhead, core_count
 
 Job = TypeVar("Job")
 Tag = TypeVar("Tag")
@@ -47,6 +47,10 @@ class Outcome(Generic[Job, Tag]):
     error: AllocEmbedError | None = None
 
 
+_Part: TypeAlias = Prepared[Tag] | tuple[Tag, np.ndarray] | AllocEmbedError
+"""To be embedded, embedded already, or the end of its job."""
+
+
 def embed_jobs(
     backbone: Backbone,
     jobs: Iterable[Job],
@@ -72,7 +76,7 @@ def embed_jobs(
     # A decoder needs several threads only if there are more cores than workers.
     worker = Worker(DeviceLane(backbone.device), max(1, core_count() // workers))
 
-    def work(job: Job) -> Iterator[Prepared[Tag] | tuple[Tag, np.ndarray] | AllocEmbedError]:
+    def work(job: Job) -> Iterator[_Part[Tag]]:
         try:
             for prepared in prepare(job, worker):
                 yield (prepared.tag, embed_items(backbone, [prepared.item])[0]) if side_by_side else prepared
@@ -113,19 +117,17 @@ class _Collector(Generic[Job, Tag]):
         self.ended: set[int] = set()
         self.following = 0
 
-    def add(self, event: object) -> Iterator[Outcome[Job, Tag]]:
-        number, job = event.number, event.job  # pyright: ignore[reportAttributeAccessIssue] (PartReady or JobEnded)
-        outcome = self.outcomes.setdefault(number, Outcome(job))
-        if isinstance(event, JobEnded):
+    def add(self, event: Event[Job, _Part[Tag]]) -> Iterator[Outcome[Job, Tag]]:
+        number, part = event.number, event.part
+        outcome = self.outcomes.setdefault(number, Outcome(event.job))
+        if part is None:
             self.ended.add(number)
+        elif isinstance(part, Prepared):
+            self.waiting.append((number, part))
+        elif isinstance(part, AllocEmbedError):
+            outcome.error = part
         else:
-            part = event.part  # pyright: ignore[reportAttributeAccessIssue]
-            if isinstance(part, Prepared):
-                self.waiting.append((number, part))
-            elif isinstance(part, AllocEmbedError):
-                outcome.error = part
-            else:
-                outcome.pieces.append(part)
+            outcome.pieces.append(part)
         # If ended jobs hold every place, no further part can come before some of them are released.
         if len(self.waiting) >= self.batch or len(self.ended) == self.jobs_ahead:
             self._embed_waiting()

@@ -19,20 +19,12 @@ def core_count() -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class PartReady(Generic[Job, Part]):
-    """One part of a job's result."""
+class Event(Generic[Job, Part]):
+    """A part of a job's result, or with `part=None` the end of the job."""
 
     number: int
     job: Job
-    part: Part
-
-
-@dataclass(frozen=True, eq=False)
-class JobEnded(Generic[Job]):
-    """A job has no more parts."""
-
-    number: int
-    job: Job
+    part: Part | None = None
 
 
 class RunAhead(Generic[Job, Part]):
@@ -55,7 +47,7 @@ class RunAhead(Generic[Job, Part]):
     ) -> None:
         self._work, self._jobs = work, enumerate(jobs)
         self._slots = threading.Semaphore(jobs_ahead)
-        self._ready: Queue[PartReady[Job, Part] | JobEnded[Job] | BaseException | None] = Queue(parts_ahead)
+        self._ready: Queue[Event[Job, Part] | BaseException | None] = Queue(parts_ahead)
         self._take, self._stop = threading.Lock(), threading.Event()
         self._torch_threads, self._restore = torch_threads, None
         self._threads = [
@@ -81,7 +73,7 @@ class RunAhead(Generic[Job, Part]):
             # A worker's setting is also the default of threads that start later.
             torch.set_num_threads(self._restore)
 
-    def __iter__(self) -> Iterator[PartReady[Job, Part] | JobEnded[Job]]:
+    def __iter__(self) -> Iterator[Event[Job, Part]]:
         running = len(self._threads)
         while running:
             event = self._ready.get()
@@ -105,10 +97,10 @@ class RunAhead(Generic[Job, Part]):
             while (taken := self._next()) is not None:
                 number, job = taken
                 for part in self._work(job):
-                    self._put(PartReady(number, job, part))
+                    self._put(Event(number, job, part))
                     if self._stop.is_set():
                         return
-                self._put(JobEnded(number, job))
+                self._put(Event(number, job))
         except BaseException as error:  # raised again in the consumer, which would otherwise wait forever
             self._put(error)
         finally:
@@ -121,7 +113,7 @@ class RunAhead(Generic[Job, Part]):
         with self._take:
             return None if self._stop.is_set() else next(self._jobs, None)
 
-    def _put(self, event: PartReady[Job, Part] | JobEnded[Job] | BaseException | None) -> None:
+    def _put(self, event: Event[Job, Part] | BaseException | None) -> None:
         while not self._stop.is_set():
             try:
                 self._ready.put(event, timeout=POLL_SECONDS)
@@ -142,11 +134,10 @@ def map_ordered(
     """
     results: dict[int, Result] = {}
     following, most = 0, ahead or 2 * workers
-    running = RunAhead(lambda job: [work(job)], jobs, workers=workers, jobs_ahead=most, parts_ahead=most)
-    with running:
+    with RunAhead(lambda job: [(work(job),)], jobs, workers=workers, jobs_ahead=most, parts_ahead=most) as running:
         for event in running:
-            if isinstance(event, PartReady):
-                results[event.number] = event.part
+            if event.part is not None:
+                results[event.number] = event.part[0]
             while following in results:
                 following += 1
                 running.release()

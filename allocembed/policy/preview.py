@@ -11,8 +11,6 @@ groups are averaged.
 Nothing here is trained: features are constants in any graph they enter.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -49,7 +47,7 @@ class _Cache:
         self.rows: dict[Grid, TokenRow] = {}
         self.default: torch.Tensor | None = None
 
-    def __reduce__(self) -> tuple[type[_Cache], tuple[()]]:
+    def __reduce__(self) -> tuple[type, tuple[()]]:
         return _Cache, ()
 
 

@@ -5,14 +5,12 @@ pushing follow the hub's conventions. huggingface_hub's own mixin is not used: i
 and can leave half-written files when killed.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from huggingface_hub import HfApi
@@ -24,7 +22,7 @@ from allocembed.budget import SCALE_RANGE, check_range
 from allocembed.errors import BackboneError, ConfigError, PolicyError
 from allocembed.output.files import whole_file, write_text
 from allocembed.policy.frame_module import FrameModule, FrameModuleConfig
-from allocembed.policy.preview import KINDS, PREVIEW_TOKENS, Previewer
+from allocembed.policy.preview import KINDS, PREVIEW_TOKENS
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 MODEL_TYPE = "allocembed_policy"
@@ -65,19 +63,11 @@ class PolicyConfig:
         return {"model_type": MODEL_TYPE, **asdict(self)}
 
     @classmethod
-    def from_dict(cls, stated: Mapping[str, Any]) -> PolicyConfig:
+    def from_dict(cls, stated: Mapping[str, Any]) -> Self:
         stated = dict(stated)
         if (kind := stated.pop("model_type", None)) != MODEL_TYPE:
             raise ConfigError(f"this is the config of a {kind} model, not of an {MODEL_TYPE}")
         return cls(module=FrameModuleConfig(**stated.pop("module")), **stated)
-
-
-def module_config(size: str, previewer: Previewer) -> FrameModuleConfig:
-    """Sizes of the frame module for a previewer's features: "paper" or "nano"."""
-    if size not in SIZES:
-        raise ConfigError(f"unknown size {size!r}: use one of {', '.join(SIZES)}")
-    visual, text = previewer.visual_width, previewer.text_width
-    return replace(SIZES[size], visual_width=visual, text_width=text, summary=previewer.summary)
 
 
 class ScalePolicy(nn.Module):
@@ -118,7 +108,7 @@ class ScalePolicy(nn.Module):
             write_text(folder / name, text)
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> ScalePolicy:
+    def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Self:
         """Load a folder or hub id in fp32, whatever dtype it was saved in, ready for inference."""
         folder = _find(str(source))
         if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:

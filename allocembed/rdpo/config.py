@@ -206,34 +206,8 @@ class TrainConfig(RewardOptions):
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.as_dict().items())
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    # One GPU, minutes: a small policy on the backbone's own previews. γ is lower than the paper's because the nano
-    # backbones have smaller similarity gaps than VLM2Vec-V2.
-    "nano": {
-        "backbone": "nano-qwen3",
-        "data": WORLD,
-        "preview": "backbone",
-        "preview_summary": True,
-        "width": 192,
-        "heads": 6,
-        "steps": 65,
-        "examples": 128,
-        "rollouts": 16,
-        "mini_batch": 32,
-        "learning_rate": 4e-4,
-        "warmup": 10,
-        "weight_decay": 0.01,
-        "averaging": 0.9,
-        "budgets": ("8f/24",) * 6 + ("16f/48", "20f/60"),
-        "global_negatives": 1024,
-        "like_with_like": True,
-        "gamma": 0.3,
-        "centre_efficiency": True,
-        "validation": 1024,
-        "batch_tokens": 131072,
-    },
-}
+PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
+"""TOML files of options over the defaults, by name."""
 
 
 def parse_budget(setting: str) -> tuple[Budget, int]:
@@ -248,13 +222,8 @@ def parse_budget(setting: str) -> tuple[Budget, int]:
     return Budget.parse(budget), int(candidates)
 
 
-def load_config(preset: str | None = None, file: Path | None = None) -> TrainConfig:
-    """The config of a preset with the keys of a TOML file over it; the file itself may name a `preset`."""
-    return make_config({}, file, preset)
-
-
 def make_config(given: Mapping[str, Any], file: Path | None = None, preset: str | None = None) -> TrainConfig:
-    """`load_config` with the options `given` over both.
+    """A preset, the keys of a TOML file over it, and `given` options over both. The file may name a `preset`.
 
     >>> make_config({"steps": 7, "budgets": ["8f/24", "16f/48"]}, preset="nano").budgets
     ('8f/24', '16f/48')
@@ -264,7 +233,7 @@ def make_config(given: Mapping[str, Any], file: Path | None = None, preset: str 
     chosen = named if preset is None else preset
     if chosen not in PRESETS:
         raise ConfigError(f"unknown preset {chosen!r}: use one of {', '.join(PRESETS)}")
-    return make(TrainConfig, {**PRESETS[chosen], **stated, **given})
+    return make(TrainConfig, {**_read_toml(PRESETS[chosen]), **stated, **given})
 
 
 def absolute_paths(stated: Mapping[str, Any]) -> dict[str, Any]:

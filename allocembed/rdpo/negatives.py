@@ -5,10 +5,9 @@ All queries of a step share one set of targets: the targets of the batch, then t
 text, because each of those would be a correct answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -38,10 +37,10 @@ class TextPool:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def __add__(self, other: TextPool) -> TextPool:
-        return TextPool((*self.sample_ids, *other.sample_ids), (*self.texts, *other.texts))
+    def __add__(self, other: Self) -> Self:
+        return type(self)((*self.sample_ids, *other.sample_ids), (*self.texts, *other.texts))
 
-    def draw(self, count: int, *, seed: int, step: int, beyond: Collection[str] = ()) -> TextPool:
+    def draw(self, count: int, *, seed: int, step: int, beyond: Collection[str] = ()) -> Self:
         """Draw `count` random entries with distinct texts, none of them in `beyond`; fewer if the pool is exhausted.
 
         The draw depends on its arguments alone, so it is the same on every process and in a resumed run. A `count` of 0
@@ -59,7 +58,7 @@ class TextPool:
             if self.texts[index] not in seen:
                 seen.add(self.texts[index])
                 drawn.append(index)
-        return TextPool(tuple(self.sample_ids[i] for i in drawn), tuple(self.texts[i] for i in drawn))
+        return type(self)(tuple(self.sample_ids[i] for i in drawn), tuple(self.texts[i] for i in drawn))
 
 
 def allowed_negatives(positives: TextPool, candidates: TextPool) -> Tensor:

@@ -3,8 +3,6 @@
 `trainer` says what a step does; this module says when, and what is kept of it.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 import threading
@@ -99,6 +97,13 @@ def make_source(config: TrainConfig, check_text: Callable[[str], None] | None = 
 
 def _videos(config: TrainConfig) -> Path:
     return Path(config.videos) if config.videos else Path(config.data).parent
+
+
+@dataclass
+class StopRequest:
+    """The signal that asked the run to stop, if any."""
+
+    signal: int = CONTINUE
 
 
 class TrainingRun:
@@ -223,13 +228,6 @@ class TrainingRun:
             say(f"best: Hit@1 {progress.best:.1%} after step {progress.best_step} → {self.folder / BEST}")
         if progress.step < self.config.steps:
             say(f"stopped after step {progress.step}; {self._how_to_resume()}")
-
-
-@dataclass
-class StopRequest:
-    """The signal that asked the run to stop, if any."""
-
-    signal: int = CONTINUE
 
 
 @contextmanager

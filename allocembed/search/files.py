@@ -1,13 +1,12 @@
 """Find videos in folders, and recognise files by their content."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
+from typing import Self
 
 from allocembed.errors import SearchError
 from allocembed.video.clip import is_video
@@ -36,7 +35,7 @@ class FileEntry:
     error: str = ""
     """Why the file has no vectors; empty if it has."""
 
-    def same_file(self, other: FileEntry) -> bool:
+    def same_file(self, other: Self) -> bool:
         """Whether size and time of change are equal."""
         return (self.size, self.changed) == (other.size, other.changed)
 

@@ -54,12 +54,7 @@ class VideoIndex:
 
     @classmethod
     def create(
-        cls,
-        uri: str | Path,
-        config: EmbedConfig,
-        *,
-        segments: str = "auto",
-        embedder: AllocEmbed | None = None,
+        cls, uri: str | Path, config: EmbedConfig, *, segments: str = "auto", embedder: AllocEmbed | None = None
     ) -> VideoIndex:
         """Make an empty index. If an embedder is given, it must have been made from `config`."""
         uri, settings = str(uri), IndexSettings(config, segments)

@@ -5,10 +5,8 @@
   (https://github.com/lance-format/lance/pull/9273 makes them lazy in a sister package). Here these packages are
   registered without running them; they run when a name is called, or read by anybody after lancedb is imported.
 - `overrides`, which inspects bytecode. From Python 3.12 on, lancedb itself uses a decorator that does nothing instead.
-- Garbage collection of many objects that all stay.
 """
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -30,24 +28,13 @@ def import_lancedb() -> tuple[Any, Any]:
     os.environ.setdefault("LANCEDB_LOG", "error")  # else it warns of each table that does not exist yet
     try:
         if "lancedb" not in sys.modules and version("lancedb").startswith(TESTED):
-            with _paused_collection(), _without_overrides(), _without_client():
+            with _without_overrides(), _without_client():
                 import lancedb
         import lancedb
         import pyarrow
     except ImportError as error:
         raise MissingDependency("an index", "LanceDB", "search") from error
     return lancedb, pyarrow
-
-
-@contextmanager
-def _paused_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

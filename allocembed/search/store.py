@@ -6,15 +6,13 @@ video are committed together, and its file after them. So a kill at any moment l
 the next run recognises them by their fingerprint and only adds the file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -64,7 +62,7 @@ class IndexStore:
         self.vectors, self.files_table = tables["vectors"], tables["files"]
 
     @classmethod
-    def create(cls, uri: str, settings: IndexSettings) -> IndexStore:
+    def create(cls, uri: str, settings: IndexSettings) -> Self:
         """Make an empty index. The caller holds the lock and has checked that none exists."""
         lancedb, pyarrow = import_lancedb()
         _drop_tables(uri)  # those of an index that was never completed
@@ -81,7 +79,7 @@ class IndexStore:
         return cls.open(uri)
 
     @classmethod
-    def open(cls, uri: str) -> IndexStore:
+    def open(cls, uri: str) -> Self:
         """Open an existing index."""
         if not exists(uri):
             raise SearchError(f"there is no index at {uri}: make one with allocembed index FOLDER --to {uri}")

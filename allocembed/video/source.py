@@ -1,7 +1,5 @@
 """A source of frames, and which of its frames are sampled: evenly spread ones, nearest keyframes, windows, a part."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -16,6 +14,61 @@ from allocembed.errors import ConfigError, VideoError
 from allocembed.video.clip import Clip, DecodeLimits, Seek, Stopwatch, VideoInfo, candidate_indices
 from allocembed.video.decoders.base import Decoder, FrameTable, Picture, TableMismatch
 from allocembed.video.packets import FETCH_AGAIN
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive frames of a source, and the seconds that they cover."""
+
+    first: int
+    total: int
+    start: float
+    duration: float
+    source_total: int
+    """Frames in the whole source."""
+
+    def candidates(self, count: int) -> np.ndarray:
+        """Frame numbers of `count` evenly spread frames."""
+        return self.first + candidate_indices(self.total, count)
+
+    def starts(self, number: int) -> list[float]:
+        """Second at which each of `number` equal windows begins."""
+        return (self.start + np.linspace(0, self.duration, number + 1)[:-1]).tolist()
+
+    def windows(self, number: int, count: int) -> list[np.ndarray]:
+        """Frame numbers of each of `number` equal windows: the middles of `count` equal parts, or fewer frames.
+
+        >>> [window.tolist() for window in Span(0, 24, 0.0, 1.0, 24).windows(2, 3)]
+        [[2, 6, 10], [14, 18, 22]]
+        """
+        middles = (np.arange(number * count) + 0.5) * self.total / (number * count)
+        return [self.first + np.unique(window.astype(np.int64)) for window in middles.reshape(number, count)]
+
+    def bounds(self, number: int, window: int) -> tuple[int, int]:
+        """First frame number of window `window` of `number`, and the frame number after its last one."""
+        return self.first + window * self.total // number, self.first - (-(window + 1) * self.total // number)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The seconds of a source to read: frames with start <= time < end."""
+
+    start: float | None = None
+    end: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= (self.start or 0) < (np.inf if self.end is None else self.end):
+            raise ConfigError(f"start must be 0 or more seconds and end must be later, not {self.start} and {self.end}")
+
+    def span(self, times: np.ndarray, duration: float, source: str) -> Span:
+        """Select the frames of this part, given the times of all (N,) frames and the duration of the source."""
+        start, end = self.start or 0.0, duration if self.end is None else min(self.end, duration)
+        first = int(np.searchsorted(times, start))
+        last = len(times) if self.end is None else int(np.searchsorted(times, self.end))
+        if first >= last:
+            asked = f"from {start:g} s" + (f" to {self.end:g} s" if self.end is not None else "")
+            raise VideoError(source, f"no frames {asked}: the video is {duration:.2f} s long; change start or end")
+        return Span(first, last - first, start, end - start, len(times))
 
 
 class VideoSource(ABC):
@@ -120,12 +173,7 @@ class VideoSource(ABC):
         raise VideoError(self.source, f"the file is truncated or corrupt: it ends early; {FETCH_AGAIN}")
 
     def _cut(
-        self,
-        span: Span,
-        windows: list[np.ndarray],
-        starts: list[float],
-        times: np.ndarray,
-        pictures: Iterator[Picture],
+        self, span: Span, windows: list[np.ndarray], starts: list[float], times: np.ndarray, pictures: Iterator[Picture]
     ) -> Iterator[Clip]:
         held: dict[int, np.ndarray] = {}
         for window, start in zip(windows, starts, strict=True):
@@ -139,61 +187,6 @@ class VideoSource(ABC):
             paused = time.monotonic()
             yield Clip(canvas.frames, times[window], window, span.total, span.duration, self.source, start)
             self.stopwatch.started += time.monotonic() - paused  # the caller's time does not count
-
-
-@dataclass(frozen=True)
-class Part:
-    """The seconds of a source to read: frames with start <= time < end."""
-
-    start: float | None = None
-    end: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= (self.start or 0) < (np.inf if self.end is None else self.end):
-            raise ConfigError(f"start must be 0 or more seconds and end must be later, not {self.start} and {self.end}")
-
-    def span(self, times: np.ndarray, duration: float, source: str) -> Span:
-        """Select the frames of this part, given the times of all (N,) frames and the duration of the source."""
-        start, end = self.start or 0.0, duration if self.end is None else min(self.end, duration)
-        first = int(np.searchsorted(times, start))
-        last = len(times) if self.end is None else int(np.searchsorted(times, self.end))
-        if first >= last:
-            asked = f"from {start:g} s" + (f" to {self.end:g} s" if self.end is not None else "")
-            raise VideoError(source, f"no frames {asked}: the video is {duration:.2f} s long; change start or end")
-        return Span(first, last - first, start, end - start, len(times))
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive frames of a source, and the seconds that they cover."""
-
-    first: int
-    total: int
-    start: float
-    duration: float
-    source_total: int
-    """Frames in the whole source."""
-
-    def candidates(self, count: int) -> np.ndarray:
-        """Frame numbers of `count` evenly spread frames."""
-        return self.first + candidate_indices(self.total, count)
-
-    def starts(self, number: int) -> list[float]:
-        """Second at which each of `number` equal windows begins."""
-        return (self.start + np.linspace(0, self.duration, number + 1)[:-1]).tolist()
-
-    def windows(self, number: int, count: int) -> list[np.ndarray]:
-        """Frame numbers of each of `number` equal windows: the middles of `count` equal parts, or fewer frames.
-
-        >>> [window.tolist() for window in Span(0, 24, 0.0, 1.0, 24).windows(2, 3)]
-        [[2, 6, 10], [14, 18, 22]]
-        """
-        middles = (np.arange(number * count) + 0.5) * self.total / (number * count)
-        return [self.first + np.unique(window.astype(np.int64)) for window in middles.reshape(number, count)]
-
-    def bounds(self, number: int, window: int) -> tuple[int, int]:
-        """First frame number of window `window` of `number`, and the frame number after its last one."""
-        return self.first + window * self.total // number, self.first - (-(window + 1) * self.total // number)
 
 
 class Canvas:

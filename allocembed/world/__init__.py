@@ -13,35 +13,4 @@ from allocembed.world.atlas import Atlas, load_atlas
 from allocembed.world.files import write_mp4
 from allocembed.world.render import LANDSCAPE, PORTRAIT, render
 from allocembed.world.text import Question, corpus, describe_moment, describe_video, question
-from allocembed.world.timeline import (
-    LONG,
-    SHORT,
-    Timelines,
-    WorldConfig,
-    concat,
-    draw,
-    events_at,
-    sample_fractions,
-)
-
-__all__ = [
-    "LANDSCAPE",
-    "LONG",
-    "PORTRAIT",
-    "SHORT",
-    "Atlas",
-    "Question",
-    "Timelines",
-    "WorldConfig",
-    "concat",
-    "corpus",
-    "describe_moment",
-    "describe_video",
-    "draw",
-    "events_at",
-    "load_atlas",
-    "question",
-    "render",
-    "sample_fractions",
-    "write_mp4",
-]
+from allocembed.world.timeline import LONG, SHORT, Timelines, WorldConfig, concat, draw, events_at, sample_fractions

@@ -101,11 +101,7 @@ def _frame_table(timelines: Timelines, fractions: np.ndarray) -> tuple[np.ndarra
 
 
 def _render_rows(
-    table: np.ndarray,
-    scene: np.ndarray,
-    size: tuple[int, int],
-    sprites: dict[str, torch.Tensor],
-    device: torch.device,
+    table: np.ndarray, scene: np.ndarray, size: tuple[int, int], sprites: dict[str, torch.Tensor], device: torch.device
 ) -> torch.Tensor:
     rows = torch.from_numpy(table).to(device)
     column = dict(zip(_COLUMNS, rows.unbind(1), strict=True))

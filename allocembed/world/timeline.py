@@ -202,11 +202,9 @@ def draw(
 
     shortest, longest = np.log(config.duration)
     duration = np.round(np.exp(rng.uniform(shortest, longest, count))).astype(np.int64)
-    portrait = {
-        "landscape": np.zeros(count, bool),
-        "portrait": np.ones(count, bool),
-        "mixed": rng.random(count) < 0.5,
-    }[orientation]
+    portrait = {"landscape": np.zeros(count, bool), "portrait": np.ones(count, bool), "mixed": rng.random(count) < 0.5}[
+        orientation
+    ]
     events = rng.integers(config.events[0], config.events[1] + 1, count)
     scene = rng.choice(list(config.mixture), shape, p=_normalised(config.mixture.values()))
     scene[:, EVENT_SLOTS] = Scene.EVENT
@@ -338,11 +336,7 @@ def _things(rng: np.random.Generator, scene: np.ndarray, split: Split) -> dict[s
 
 
 def _layout(
-    rng: np.random.Generator,
-    config: WorldConfig,
-    things: dict[str, np.ndarray],
-    width: np.ndarray,
-    height: np.ndarray,
+    rng: np.random.Generator, config: WorldConfig, things: dict[str, np.ndarray], width: np.ndarray, height: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Sizes and centres of object and sign, without overlap and within a frame of `width` by `height` (B,)."""
     shape = things["object"].shape

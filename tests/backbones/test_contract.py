@@ -65,11 +65,7 @@ def plain_vector(backbone, item) -> torch.Tensor:
     if backbone.family == "qwen2_vl":
         own = {"position_ids": torch.arange(len(row)).expand(3, 1, -1)}
     hidden = backbone.model(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        pixel_values_videos=pixels,
-        video_grid_thw=patches,
-        **own,
+        input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values_videos=pixels, video_grid_thw=patches, **own
     ).last_hidden_state
     return normalize(hidden[:, -1], dim=-1)
 

@@ -241,8 +241,7 @@ def test_learned_allocators_are_measured_by_their_folders(nano_tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
-    [("learned", "no learned allocator is bundled"), ("no/allocator", "no/allocator")],
+    ("method", "message"), [("learned", "no learned allocator is bundled"), ("no/allocator", "no/allocator")]
 )
 def test_an_allocator_that_cannot_be_loaded_is_named(method, message, nano_tiny):
     with pytest.raises(PolicyError, match=message):

@@ -55,10 +55,9 @@ def write_vript(root: Path) -> Path:
     folder.mkdir(parents=True)
     for video, minutes in VRIPT_MINUTES.items():
         write_timed_video(root / "vript_long_videos" / f"{video}.mp4", minutes * 60)
-        contents = {
-            "vr-2": ["first of vr-2", "", None, "second of vr-2", "first of vr-2"],
-            "vr-empty": ["", None],
-        }.get(video, [f"scene {number} of {video}" for number in range(4)])
+        contents = {"vr-2": ["first of vr-2", "", None, "second of vr-2", "first of vr-2"], "vr-empty": ["", None]}.get(
+            video, [f"scene {number} of {video}" for number in range(4)]
+        )
         scenes = {}
         for number, content in enumerate(contents, 1):
             name = f"{video}-Scene-{number:03}"
@@ -102,10 +101,7 @@ def test_queries_are_drawn_as_the_paper_says(built):
 
 
 def test_what_is_left_out_is_named_with_its_reason(built):
-    assert built.left_out == [
-        "Vript vr-empty: no captions",
-        "Vript vr-short: shorter than 10 minutes (9.90)",
-    ]
+    assert built.left_out == ["Vript vr-empty: no captions", "Vript vr-short: shorter than 10 minutes (9.90)"]
     assert longret.reasons(built.left_out) == {"Vript: no captions": 1, "Vript: shorter than 10 minutes": 1}
 
 

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from allocembed.rdpo.config import PRESETS, TrainConfig, load_config
+from allocembed.rdpo.config import PRESETS, TrainConfig, make_config
 from tests.command import run
 
 
@@ -30,7 +30,7 @@ def test_without_options_it_is_the_papers_run(trained):
 
 
 def test_a_preset_gives_the_defaults_and_options_override_it(trained):
-    assert given(trained, "--preset", "nano") == load_config("nano")
+    assert given(trained, "--preset", "nano") == make_config({}, preset="nano")
     config = given(trained, "--preset", "nano", "--steps", 3, "--no-like-with-like", "-b", "nano-qwen2")
     assert (config.steps, config.like_with_like, config.backbone) == (3, False, "nano-qwen2")
     assert config.gamma == PRESETS["nano"]["gamma"]
@@ -46,7 +46,7 @@ def test_a_file_gives_the_defaults_wherever_it_stands(trained, tmp_path):
 
 
 def test_out_and_resume_are_enough_to_continue(trained, tmp_path):
-    own = load_config("nano")
+    own = make_config({}, preset="nano")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "train.toml").write_text(own.as_toml())
     config = given(trained, "--out", "run", "--resume", "--minutes", 5)

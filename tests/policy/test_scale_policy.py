@@ -14,8 +14,7 @@ from allocembed.backbones.registry import ASSETS
 from allocembed.errors import ConfigError, OutputError, PolicyError
 from allocembed.policy import scale_policy
 from allocembed.policy.frame_module import FrameModuleConfig
-from allocembed.policy.preview import Previewer
-from allocembed.policy.scale_policy import SIZES, PolicyConfig, ScalePolicy, card, module_config
+from allocembed.policy.scale_policy import SIZES, PolicyConfig, ScalePolicy, card
 
 SMALL = FrameModuleConfig(visual_width=8, text_width=6, width=16, heads=2, layers=1)
 FACTS = {"backbone": "nano-qwen3", "data": "the toy world", "steps": 300, "scores": {"uniform": 61.5, "learned": 70.25}}
@@ -94,13 +93,6 @@ def test_sizes_are_the_promised_ones(tmp_path):
     assert abs(count - 48e6) < 0.1 * 48e6
     ScalePolicy(PolicyConfig(SIZES["nano"], "backbone", "nano-qwen3")).save_pretrained(tmp_path, dtype=torch.bfloat16)
     assert 3e6 < (tmp_path / "model.safetensors").stat().st_size < 4e6
-
-
-def test_sizes_fit_the_previewer():
-    previewer = mock.Mock(Previewer, visual_width=320, text_width=64, summary=False)
-    assert module_config("nano", previewer) == replace(SIZES["nano"], visual_width=320, text_width=64)
-    with pytest.raises(ConfigError, match="use one of paper, nano"):
-        module_config("huge", previewer)
 
 
 def break_config(folder: Path) -> None:

@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from allocembed.rdpo.config import RewardOptions
-from allocembed.rdpo.rewards import (
-    Scores,
-    group_advantage,
-    mean_negative,
-    scale_cost,
-    score_group,
-    success,
-    token_cost,
-)
+from allocembed.rdpo.rewards import Scores, group_advantage, mean_negative, scale_cost, score_group, success, token_cost
 
 # One input, K = 4 allocations, 4 candidates of which the last is excluded (and would beat every positive).
 #
@@ -58,10 +50,7 @@ ABLATIONS = {
         RewardOptions(confidence=False),
         {"confidence": [1, 1, 1, 1], "incentive": [0.2, 0.3, 0.1, 0.0]},
     ),
-    "w/o Success Gating": (
-        RewardOptions(success_gate=False),
-        {"incentive": [0.184828, 0.113262, 0.018243, 0.248984]},
-    ),
+    "w/o Success Gating": (RewardOptions(success_gate=False), {"incentive": [0.184828, 0.113262, 0.018243, 0.248984]}),
     "w/o Efficiency Incentive": (RewardOptions(efficiency_weight=0), {"incentive": [0, 0, 0, 0]}),
 }
 

@@ -101,12 +101,7 @@ def attend_by_cudnn(
 
 
 def attend_by_length(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: list[int],
-    causal: bool,
-    scale: float | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: list[int], causal: bool, scale: float | None
 ) -> torch.Tensor:
     """One SDPA call for all rows of one length."""
     alike: dict[int, list[int]] = defaultdict(list)
