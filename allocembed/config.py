@@ -16,8 +16,8 @@ from allocembed.allocators.registry import check_allocator, is_method
 from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY, check_backbone
 from allocembed.budget import CANDIDATES, Budget, check_range
 from allocembed.errors import ConfigError, did_you_mean
+from allocembed.video import DecodeLimits, Seek, Source, VideoSource, open_video
 
-Seek = Literal["exact", "keyframe"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 RUN_ONLY = {"run_only": True}
 """Metadata of fields that say where and how to compute. They change a vector by rounding only."""
@@ -73,6 +73,10 @@ class EmbedConfig:
             raise ConfigError(f"start must be 0 or more seconds, not {self.start:g}")
         if self.end is not None and self.end <= (self.start or 0):
             raise ConfigError(f"end must be later than start ({self.start or 0:g} s), not {self.end:g} s")
+
+    def open_video(self, source: Source, limits: DecodeLimits = DecodeLimits()) -> VideoSource:  # noqa: B008 (frozen)
+        """Open a source as the settings say. Close it, or use it in a `with` block."""
+        return open_video(source, limits=limits, start=self.start, end=self.end)
 
     def check(self) -> None:
         """Raise if the backbone or the allocator cannot exist, before anything is loaded."""

@@ -22,11 +22,11 @@ from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
-from allocembed.config import DType, EmbedConfig, Seek
+from allocembed.config import DType, EmbedConfig
 from allocembed.errors import VideoError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
 from allocembed.resize import Patches, chunk_seconds, send, to_patches
-from allocembed.video import Clip, DecodeLimits, VideoSource, open_video
+from allocembed.video import Clip, DecodeLimits, Seek, VideoSource
 from allocembed.video import Source as FileSource
 
 Source: TypeAlias = FileSource | Clip
@@ -167,7 +167,7 @@ class AllocEmbed:
     def open(self, source: FileSource, *, decoder_threads: int = 0) -> VideoSource:
         """Open a source. Close it, or use it in a `with` block."""
         limits = replace(self.limits, threads=self.limits.threads or decoder_threads)
-        return open_video(source, limits=limits, start=self.config.start, end=self.config.end)
+        return self.config.open_video(source, limits)
 
     def read(self, source: Source, *, decoder_threads: int = 0) -> Clip:
         """Sample the frames that the allocator wants to see."""

@@ -1,29 +1,24 @@
 """`allocembed embed` and `allocate`: vectors of videos, and where the tokens of one video go."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional
 
 from allocembed.allocators.registry import AUTO, METHODS, make_method
 from allocembed.backbones.registry import find_entry, known_geometry
-from allocembed.budget import Budget
+from allocembed.budget import Allocation, Budget
 from allocembed.cli.options import UNSET, AsJson, Command, Config, Flag, Out, Paths, UsageError
 from allocembed.config import EmbedConfig
 from allocembed.errors import ConfigError, VideoError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
-
-if TYPE_CHECKING:
-    from allocembed.budget import Allocation
-    from allocembed.video import Clip
+from allocembed.video import Clip
 
 Question = Annotated[str | None, UNSET]
 
@@ -172,11 +167,10 @@ def _allocate(video: Path, config: EmbedConfig, question: str | None) -> tuple[C
         factor = embedder.backbone.geometry.factor
         return clip, embedder.allocate(clip, question), embedder.allocator.name, factor
     from allocembed.allocators.base import AllocationRequest
-    from allocembed.video import open_video
 
     allocator, budget = make_method(name), Budget.parse(config.budget)
     scale_range = config.scale_range or allocator.scale_range
-    with open_video(video, start=config.start, end=config.end) as source:
+    with config.open_video(video) as source:
         clip = source.sample(allocator.frames_wanted(budget, config.candidates), seek=config.seek)
     request = AllocationRequest(geometry, budget, scale_range, question)
     return clip, allocator.plan(clip, request).fit(clip, request), allocator.name, geometry.factor

@@ -1,13 +1,11 @@
 """`allocembed index`, `search` and `serve`: search your own videos."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -17,10 +15,10 @@ from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
-
-if TYPE_CHECKING:
-    from allocembed.search.index import Hit, VideoIndex
-    from allocembed.search.indexing import IndexReport
+from allocembed.search.files import find_videos
+from allocembed.search.index import Hit, VideoIndex
+from allocembed.search.indexing import IndexReport
+from allocembed.search.store import exists
 
 INDEX = "The index: a folder, or a URI of object storage."
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
@@ -59,10 +57,6 @@ def add(
         retry_failed: Try files again that could not be read before.
         readers: Threads that decode videos. Default: one per core with a GPU or a small model, else 1.
     """
-    from allocembed.search.files import find_videos
-    from allocembed.search.index import VideoIndex
-    from allocembed.search.store import exists
-
     if not sources:
         raise UsageError("give at least one folder or video; see allocembed index add --help")
     at_least(1, readers=readers)
@@ -230,8 +224,6 @@ def serve(
 
 
 def _open(uri: str, run: EmbedConfig = EmbedConfig()) -> VideoIndex:  # noqa: B008 (frozen)
-    from allocembed.search.index import VideoIndex
-
     return VideoIndex.open(uri, device=run.device, dtype=run.dtype)
 
 
