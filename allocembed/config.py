@@ -46,6 +46,8 @@ class EmbedConfig:
     """Embed the video from this second on."""
     end: float | None = None
     """Embed the video up to this second."""
+    rate: float | None = None
+    """Frames per second of a folder of images or of frames in memory. Default: 1. Video files have their own clock."""
     dim: int | None = None
     """Keep only the first dimensions of the vector (Matryoshka). Default: all."""
     device: str = field(default="auto", metadata=RUN_ONLY)
@@ -69,6 +71,8 @@ class EmbedConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"rate must be more than 0 frames per second, not {self.rate:g}")
         if self.start is not None and self.start < 0:
             raise ConfigError(f"start must be 0 or more seconds, not {self.start:g}")
         if self.end is not None and self.end <= (self.start or 0):
@@ -76,7 +80,7 @@ class EmbedConfig:
 
     def open_video(self, source: Source, limits: DecodeLimits = DecodeLimits()) -> VideoSource:  # noqa: B008 (frozen)
         """Open a source as the settings say. Close it, or use it in a `with` block."""
-        return open_video(source, limits=limits, start=self.start, end=self.end)
+        return open_video(source, limits=limits, rate=self.rate, start=self.start, end=self.end)
 
     def check(self) -> None:
         """Raise if the backbone or the allocator cannot exist, before anything is loaded."""

@@ -153,6 +153,13 @@ def test_a_part_of_a_video_is_embedded_as_a_video_of_its_own(folder, tmp_path):
         AllocEmbed.from_pretrained(folder, start=5.0, **settings).encode_video(whole)
 
 
+def test_the_rate_of_frames_in_memory_is_an_option(folder, frames):
+    clip = AllocEmbed.from_pretrained(folder, "uniform", rate=2.0, device="cpu").read(frames)
+    assert clip.duration == len(frames) / 2 and clip.times[-1] == (len(frames) - 1) / 2
+    with pytest.raises(ConfigError, match="more than 0"):
+        EmbedConfig(rate=0.0)
+
+
 def test_the_stages_one_by_one_give_the_vector(folder, frames):
     embedder = AllocEmbed.from_pretrained(folder, "content", device="cpu")
     clip = embedder.read(frames)
