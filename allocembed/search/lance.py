@@ -4,7 +4,7 @@
 - `lance_namespace`, hundreds of pydantic models of a REST client. lancedb only annotates with its names and calls them
   (https://github.com/lance-format/lance/pull/9273 makes them lazy in a sister package). Here these packages are
   registered without running them; they run when a name is called, or read by anybody after lancedb is imported.
-- `overrides`, which inspects bytecode. From Python 3.12 on, lancedb itself uses a decorator that does nothing instead.
+- pandas, which pyarrow.dataset imports if it can, and needs only to convert to it; pyarrow then imports it by itself.
 """
 
 import os
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.abc import MetaPathFinder
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -28,7 +29,9 @@ def import_lancedb() -> tuple[Any, Any]:
     os.environ.setdefault("LANCEDB_LOG", "error")  # else it warns of each table that does not exist yet
     try:
         if "lancedb" not in sys.modules and version("lancedb").startswith(TESTED):
-            with _without_overrides(), _without_client():
+            with _without_pandas():
+                import pyarrow.dataset
+            with _without_client():
                 import lancedb
         import lancedb
         import pyarrow
@@ -37,18 +40,19 @@ def import_lancedb() -> tuple[Any, Any]:
     return lancedb, pyarrow
 
 
+class _HidePandas(MetaPathFinder):
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is imported when it is needed", name=fullname)
+
+
 @contextmanager
-def _without_overrides() -> Iterator[None]:
-    if "overrides" in sys.modules:
-        yield
-        return
-    stand_in: Any = ModuleType("overrides")
-    stand_in.override, stand_in.EnforceOverrides = lambda method: method, object
-    sys.modules["overrides"] = stand_in
+def _without_pandas() -> Iterator[None]:
+    sys.meta_path.insert(0, hide := _HidePandas())
     try:
         yield
     finally:
-        del sys.modules["overrides"]
+        sys.meta_path.remove(hide)
 
 
 @contextmanager

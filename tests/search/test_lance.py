@@ -36,3 +36,13 @@ import lance_namespace, lance_namespace_urllib3_client as client
 print(before, client.models.ListTablesResponse is lance_namespace.ListTablesResponse, client.TableApi.__name__)
 """
     assert run(lines) == "False True TableApi"
+
+
+def test_pandas_is_not_imported_but_can_be_used():
+    pytest.importorskip("pandas")
+    lines = """
+import pyarrow
+hidden = "pandas" not in sys.modules
+print(hidden, pyarrow.table({"a": [1, 2]}).to_pandas().shape)
+"""
+    assert run(lines) == "True (2, 1)"
