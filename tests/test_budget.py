@@ -66,6 +66,7 @@ def could_lift(scales, realised, grids, native, rest, high) -> bool:
     return False
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(problems(), min_size=2, max_size=5))
 def test_a_batch_is_projected_as_each_video_alone(batch):

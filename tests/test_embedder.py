@@ -172,6 +172,7 @@ def test_the_stages_one_by_one_give_the_vector(folder, frames):
     assert np.array_equal(embedder.embed([item])[0], embedder.encode_video(frames).vector)
 
 
+@pytest.mark.slow
 def test_identity_tells_settings_and_weights_apart_but_not_devices_or_names(folder, tmp_path):
     embedder = AllocEmbed.from_pretrained(folder, "uniform", device="cpu")
     same = AllocEmbed.from_pretrained(shutil.copytree(folder, tmp_path / "copy"), "uniform", device="cpu")

@@ -46,6 +46,7 @@ def test_no_module_imports_private_names_of_another():
                 assert not private, f"{path} imports {private} from {node.module}"
 
 
+@pytest.mark.slow
 def test_types_reach_users(tmp_path):
     user = tmp_path / "user.py"
     user.write_text('from allocembed import AllocEmbed\nreveal_type(AllocEmbed.from_pretrained("x"))\n')

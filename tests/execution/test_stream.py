@@ -44,6 +44,7 @@ def alone(embeds, files) -> list[np.ndarray | None]:
     return [None if file.stem == "broken" else embeds.encode_video(file, "what?").vector for file in files]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("workers", [None, 1, 3])
 @pytest.mark.parametrize("batch", [1, 4])
@@ -64,6 +65,7 @@ def test_vectors_are_what_they_are_alone_bit_for_bit(embeds, files, alone, batch
             assert np.array_equal(result.vector, vector)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, True], ids=["as it is", "compiled"])
 def test_a_compiled_backbone_reads_in_one_thread(qwen3_folder, files, monkeypatch, compile):
     several = AllocEmbed.from_pretrained(qwen3_folder, "content", device="cpu", candidates=8, compile=compile)
@@ -77,6 +79,7 @@ def test_a_compiled_backbone_reads_in_one_thread(qwen3_folder, files, monkeypatc
     assert (threads == {threading.get_ident()}) == compile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_no_more_than_twice_the_batch_and_what_workers_hold_is_read_ahead(embeds, monkeypatch, large):
     if large:

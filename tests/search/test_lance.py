@@ -21,6 +21,7 @@ def run(lines: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_client_is_imported_when_lancedb_calls_it(tmp_path):
     lines = f"""
 database = lancedb.connect({str(tmp_path)!r})
@@ -30,6 +31,7 @@ print(before, database.list_tables().tables)
     assert run(lines) == "False ['one']"
 
 
+@pytest.mark.slow
 def test_the_client_is_imported_when_another_module_reads_it():
     lines = """
 import lance_namespace, lance_namespace_urllib3_client as client
@@ -38,6 +40,7 @@ print(before, client.models.ListTablesResponse is lance_namespace.ListTablesResp
     assert run(lines) == "False True TableApi"
 
 
+@pytest.mark.slow
 def test_pandas_is_not_imported_but_can_be_used():
     pytest.importorskip("pandas")
     lines = """
