@@ -203,10 +203,11 @@ def project(
     # Only ratios matter. Extreme ones would overflow the multiplier, and are limited to a range that cannot.
     largest = np.nanmax(requested, 1, keepdims=True)
     extreme = (largest > EXTREME) | (np.nanmin(requested, 1, keepdims=True) < 1 / EXTREME)
+    falling = -np.where(valid, requested, 0)  # as requested: limits make scales equal that were not
     requested = np.where(extreme, np.maximum(requested / largest, 1 / EXTREME), requested)
 
     # Sorted by falling scale, the promised order holds exactly if grids never grow from left to right.
-    order = np.lexsort((np.broadcast_to(_spread(requested.shape[1]), requested.shape), -np.where(valid, requested, 0)))
+    order = np.lexsort((np.broadcast_to(_spread(requested.shape[1]), requested.shape), falling))
     sorted_requests = np.take_along_axis(np.where(valid, requested, np.nan), order, 1)
     realised = _fit(sorted_requests, native, budget, low, high, grow)
     unsorted = np.empty_like(realised)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from allocembed.errors import OutputError
+from allocembed.errors import AllocEmbedError, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota
+DISK = (*FULL, errno.EIO, errno.EROFS, errno.EFBIG)  # causes that are the disk's, whatever was being written
 
 
 @contextmanager
@@ -37,9 +38,9 @@ def whole_file(path: Path) -> Iterator[Path]:
             _sync(path.resolve().parent)
         made.clear()
     except Exception as error:
-        if (full := _full_disk(error)) is None or isinstance(error, OutputError):
+        if (cause := _disk_error(error)) is None or isinstance(error, AllocEmbedError):
             raise
-        raise OutputError(_cannot_write(path, full)) from error
+        raise OutputError(_cannot_write(path, cause)) from error
     finally:
         if scratch is not None:
             scratch.unlink(missing_ok=True)
@@ -93,9 +94,9 @@ def _refusals(path: Path) -> Iterator[None]:
         raise OutputError(_cannot_write(path, error)) from error
 
 
-def _full_disk(error: BaseException | None) -> OSError | None:
-    """The full disk that caused an error, if any: torch raises an error of its own on top of the system's."""
-    while error is not None and not (isinstance(error, OSError) and error.errno in FULL):
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """The full or failing disk behind an error, if any: torch raises an error of its own on top of the system's."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in DISK):
         error = error.__context__
     return error
 
