@@ -4,6 +4,7 @@ No random state is saved, because everything random is drawn from the seed, the 
 file holds whole tensors by name, so a run may resume with another number of processes.
 """
 
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from allocembed.output.files import whole_file
 from allocembed.rdpo.config import FREE_TO_CHANGE, TrainConfig, absolute_paths
 
 FILE = "state.pt"
+PARTS = ("config", "progress", "policy", "mean", "optimiser")
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -35,8 +37,14 @@ class TrainingProgress:
     best: float = -1.0
     """Best validation score, from 0 to 1; below 0 before the first."""
     best_step: int = 0
+    uniform: float = -1.0
+    """Validation score of uniform allocation; below 0 before it is measured."""
+    searches: bool = False
+    """Whether the scores are means of Hit@1 and search Hit@1, not Hit@1 alone."""
     skipped: int = 0
     """Updates skipped because their gradient was not finite."""
+    broken: int = 0
+    """Videos left out of their step because a vector of theirs was not finite."""
     seconds: float = 0.0
     """Training time, over all parts of the run."""
     stopped_by: int = 0
@@ -81,24 +89,52 @@ def load_state(
     state = read_state(folder)
     check_config(state["config"], config, folder)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=distributed)
-    set_model_state_dict(parts.policy, state["policy"], options=options)
-    progress = TrainingProgress(**state["progress"])
-    if parts.mean is not None:
-        set_model_state_dict(parts.mean.module, state["mean"], options=options)
-        parts.mean.n_averaged.fill_(progress.step)
-    set_optimizer_state_dict(parts.policy, parts.optimiser, state["optimiser"], options=options)
+    try:
+        progress = TrainingProgress(**state["progress"])
+        _check_sizes(state["policy"], parts.policy)
+        set_model_state_dict(parts.policy, state["policy"], options=options)
+        if parts.mean is not None:
+            _check_sizes(state["mean"], parts.mean.module)
+            set_model_state_dict(parts.mean.module, state["mean"], options=options)
+            parts.mean.n_averaged.fill_(progress.step)
+        set_optimizer_state_dict(parts.policy, parts.optimiser, state["optimiser"], options=options)
+    except Exception as error:  # torch raises many kinds for weights that do not fit
+        raise _damaged(folder / FILE, error) from error
     return progress
+
+
+def has_state(folder: Path) -> bool:
+    """Whether a folder holds a saved state."""
+    return (folder / FILE).is_file()
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The state in a folder, as plain tensors and numbers."""
     path = folder / FILE
-    if not path.is_file():
+    if not has_state(folder):
         raise DataError(f"cannot resume: there is no saved state in {folder}; start the run without --resume")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            if (part := archive.testzip()) is not None:  # torch itself does not compare checksums
+                raise ValueError(f"the checksum of {part} is wrong")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not set(PARTS) <= set(state) or not isinstance(state["config"], dict):
+            raise ValueError("it is not the state of a training run")
+        return state
     except Exception as error:  # unpickling a broken file may raise anything
-        raise DataError(f"cannot read {path} ({error}): it is damaged; start again without --resume") from error
+        raise _damaged(path, error) from error
+
+
+def _check_sizes(saved: dict[str, Any], module: nn.Module) -> None:
+    """Raise if the weights are not those of the module: torch resumes from missing ones in silence."""
+    sizes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    if {name: tuple(tensor.shape) for name, tensor in saved.items()} != sizes:
+        raise ValueError("its weights have other names or sizes than the policy's")
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return DataError(f"cannot read {path} ({cause}): it is damaged; delete it and start again without --resume")
 
 
 def check_config(saved: dict[str, Any], config: TrainConfig, folder: Path) -> None:

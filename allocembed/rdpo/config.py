@@ -231,7 +231,7 @@ def make_config(given: Mapping[str, Any], file: Path | None = None, preset: str 
     stated = _read_toml(file) if file else {}
     named = stated.pop("preset", "paper")
     chosen = named if preset is None else preset
-    if chosen not in PRESETS:
+    if not isinstance(chosen, str) or chosen not in PRESETS:
         raise ConfigError(f"unknown preset {chosen!r}: use one of {', '.join(PRESETS)}")
     return make(TrainConfig, {**_read_toml(PRESETS[chosen]), **stated, **given})
 
@@ -255,7 +255,12 @@ def _is_path(name: str, value: Any) -> bool:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        stated = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         cause = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot read {file}: {cause}; write a TOML file of lines such as steps = 100") from error
+    if tables := [name for name, value in stated.items() if isinstance(value, dict)]:
+        raise ConfigError(
+            f"cannot read {file}: {tables[0]} is a table, and options are flat; write lines such as steps = 100"
+        )
+    return stated

@@ -1,6 +1,7 @@
 """What a run reports: progress on stderr, train.jsonl, TensorBoard if it is installed, and where the time went."""
 
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -10,11 +11,19 @@ from typing import Any
 
 import torch
 
+from allocembed.jsonlines import parse_json, read_lines
 from allocembed.output.console import progress, say
 from allocembed.output.files import write_text
 
 FILE = "train.jsonl"
-SHOWN = {"hit1": "Hit@1 {:.1%}", "cost": "cost {:.3f}×", "scale": "scale {:.2f}", "concentration": "top quarter {:.0%}"}
+SHOWN = {
+    "hit1": "Hit@1 {:.1%}",
+    "search1": "search Hit@1 {:.1%}",
+    "cost": "cost {:.3f}×",
+    "scale": "scale {:.2f}",
+    "concentration": "top quarter {:.0%}",
+}
+COUNTED = ("skipped", "broken")  # shown if they are not 0
 
 
 class StepTimer:
@@ -58,8 +67,8 @@ class Log:
         """Add a line to train.jsonl: its kind ("step", "validation", "uniform"), the step, and the measures."""
         if self.quiet:
             return
-        rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
-        self.file.write(json.dumps({"kind": kind, "step": step, **rounded}) + "\n")
+        rounded = {name: _rounded(value) for name, value in values.items()}
+        self.file.write(json.dumps({"kind": kind, "step": step, **rounded}, allow_nan=False) + "\n")
         self.file.flush()
         for name, value in values.items():
             if self.board is not None and isinstance(value, int | float):
@@ -85,7 +94,7 @@ def describe(values: Mapping[str, Any]) -> str:
     'Hit@1 50.0%, cost 0.998×, scale 0.61, top quarter 40%, skipped 2'
     """
     shown = [form.format(values[name]) for name, form in SHOWN.items() if name in values]
-    return ", ".join([*shown, *([f"skipped {values['skipped']}"] if values.get("skipped") else [])])
+    return ", ".join([*shown, *(f"{name} {values[name]}" for name in COUNTED if values.get(name))])
 
 
 def keep_until(path: Path, step: int) -> None:
@@ -93,13 +102,20 @@ def keep_until(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for _, line in read_lines(path):
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (json.JSONDecodeError, KeyError, TypeError):
+            if parse_json(line)["step"] <= step:
+                kept.append(line.decode())
+        except (ValueError, KeyError, TypeError):
             continue  # the last line of a run that was killed while writing
     write_text(path, "".join(line + "\n" for line in kept))
+
+
+def _rounded(value: Any) -> Any:
+    """The value as JSON can hold it: numbers that are not finite become null."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 6) if math.isfinite(value) else None
 
 
 def _tensorboard(folder: Path, done: int) -> Any:

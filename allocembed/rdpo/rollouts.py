@@ -8,6 +8,7 @@ do not depend on sizes. The language model reads rollouts of similar length toge
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -44,6 +45,11 @@ class Allocations:
         """(b, K, C) tokens of each chunk."""
         return self.grids.prod(-1)
 
+    def select(self, rows: Tensor) -> Self:
+        """The allocations of some of the videos."""
+        host = rows.cpu().numpy()
+        return type(self)(self.scales[host], self.grids[host], self.price[host], self.relative[host])
+
 
 @dataclass(frozen=True, eq=False)
 class PolicyInputs:
@@ -55,6 +61,10 @@ class PolicyInputs:
 
     def __len__(self) -> int:
         return len(self.visual)
+
+    def select(self, rows: Tensor) -> Self:
+        """The inputs of some of the videos."""
+        return type(self)(self.visual[rows], self.text[rows], self.text_mask[rows])
 
 
 @dataclass(frozen=True, eq=False)

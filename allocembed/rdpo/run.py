@@ -4,12 +4,13 @@
 """
 
 import math
+import os
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,18 @@ import torch
 
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
-from allocembed.errors import ConfigError, DataError
+from allocembed.errors import ConfigError, DataError, OutputError
 from allocembed.execution.distributed import Processes
 from allocembed.execution.threads import map_ordered
 from allocembed.output.console import say
 from allocembed.output.files import write_text
 from allocembed.policy.preview import load_previewer
-from allocembed.rdpo.checkpoint import TrainingProgress, load_state, save_state, whole_weights
-from allocembed.rdpo.config import MODELS, PATHS, WORLD, TrainConfig, absolute_paths
+from allocembed.rdpo.checkpoint import TrainingProgress, check_config, has_state, load_state, save_state, whole_weights
+from allocembed.rdpo.config import MODELS, PATHS, WORLD, TrainConfig, absolute_paths, make_config
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, Source
 from allocembed.rdpo.data.jsonl import JsonlSource
 from allocembed.rdpo.data.world import WorldSource
+from allocembed.rdpo.log import FILE as LOG_FILE
 from allocembed.rdpo.log import Log
 from allocembed.rdpo.trainer import Trainer, learning_rate
 
@@ -118,6 +120,12 @@ class TrainingRun:
 
     def go(self, *, resume: bool = False) -> TrainingProgress:
         """Make all steps, from the start or from the saved state."""
+        # A run to resume has its folder; without it, nothing is made.
+        holds = self.processes.first and (self.folder.is_dir() or not resume)
+        with only_run(self.folder) if holds else nullcontext():
+            return self._go(resume=resume)
+
+    def _go(self, *, resume: bool) -> TrainingProgress:
         if resume:
             distributed = self.processes.distributed
             self.progress = load_state(self.folder / STATE, self.trainer.parts, self.config, distributed=distributed)
@@ -131,7 +139,7 @@ class TrainingRun:
         with closing(self.log), closing(batches), stop_politely() as request:
             self._steps(batches, request)
         if self.processes.first:
-            self._report()
+            self.report()
         if self.progress.stopped_by:
             # torchrun ends all processes as soon as one exits with a status, and the first may still be writing.
             self.processes.wait()
@@ -145,6 +153,7 @@ class TrainingRun:
             if not math.isfinite(uniform["score"]):
                 failures = "; ".join(trainer.source.skipped[:3])
                 raise DataError(f"none of the videos held out for validation can be read: check --videos. {failures}")
+            progress.uniform, progress.searches = uniform["score"], "search1" in uniform
             self.log.write("uniform", 0, uniform)
         started, before, named = time.monotonic(), progress.seconds, 0
         while progress.step < config.steps:
@@ -155,7 +164,9 @@ class TrainingRun:
             progress.step += 1
             progress.skipped += int(report.pop("not finite"))
             progress.seconds = before + time.monotonic() - started
-            self.log.write("step", progress.step, {**report, "skipped": progress.skipped, "seconds": progress.seconds})
+            progress.broken += int(report["broken"])
+            counts = {"skipped": progress.skipped, "broken": progress.broken, "seconds": progress.seconds}
+            self.log.write("step", progress.step, {**report, **counts})
             for failure in trainer.source.skipped[named:]:
                 self.log.say(f"skipped {failure}")
             named = len(trainer.source.skipped)
@@ -202,13 +213,12 @@ class TrainingRun:
             save_state(self.folder / STATE, self.trainer.parts, self.progress, self.config, writes=writes)
 
     def _make_folder(self) -> None:
-        if (self.folder / STATE).exists():
+        if has_state(self.folder / STATE):
             raise ConfigError(f"{self.folder} holds a run already: {self._how_to_resume()}, or pass another --out")
         if (self.folder / CONFIG).exists():
-            raise ConfigError(
-                f"{self.folder} holds a run that has not saved a state yet: pass another --out, or remove the folder "
-                "if that run has ended"
-            )
+            check_config(make_config({}, self.folder / CONFIG).as_dict(), self.config, self.folder / STATE)
+            say(f"the run in {self.folder} ended before it saved a state: starting anew")
+            (self.folder / LOG_FILE).unlink(missing_ok=True)
         self._write_config(self.folder)
 
     def _write_config(self, folder: Path) -> None:
@@ -217,17 +227,48 @@ class TrainingRun:
     def _how_to_resume(self) -> str:
         return f"resume it with allocembed train {self.folder / CONFIG} --resume"
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Print what the run did, and how good its best policy is."""
         progress, skipped = self.progress, len(self.trainer.source.skipped)
         say(f"time: {self.trainer.timer}")
         if skipped:
             say(f"{skipped} lines or videos were skipped")
         if progress.skipped:
             say(f"{progress.skipped} updates were skipped: their gradient was not finite")
+        if progress.broken:
+            say(f"{progress.broken} videos were left out of their step: a vector of theirs was not finite")
         if progress.best >= 0:
-            say(f"best: Hit@1 {progress.best:.1%} after step {progress.best_step} → {self.folder / BEST}")
+            measure = "mean of Hit@1 and search Hit@1" if progress.searches else "Hit@1"
+            say(f"best: {measure} {progress.best:.1%} after step {progress.best_step} → {self.folder / BEST}")
+            if progress.uniform >= 0:
+                worse = "" if progress.best > progress.uniform else "; the best policy is not better, train it longer"
+                say(f"uniform allocation had {progress.uniform:.1%}{worse}")
         if progress.step < self.config.steps:
             say(f"stopped after step {progress.step}; {self._how_to_resume()}")
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Hold the folder of a run; raise if another process trains there. File systems without locks hold nothing."""
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except ImportError:  # Windows
+        yield
+        return
+    except OSError as error:
+        raise OutputError(f"cannot write to {folder}: {error.strerror}; pass another --out") from error
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(f"another process trains in {folder}: wait for it, or pass another --out") from error
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

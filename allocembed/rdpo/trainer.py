@@ -96,13 +96,22 @@ class Trainer:
             shapes = self.shapes(self.policy, inputs)
         with self.timer("texts"):
             candidates, targets = self.candidates(batch, number)
-        rollouts = []
+        rollouts, broken = [], 0
         for videos, seen, (alpha, beta) in zip(batch.videos, inputs, shapes, strict=True):
             with self.timer("sampling"):
                 actions = self.sample(alpha.cpu(), beta.cpu(), number, videos.members)
                 found = self.allocate(actions.numpy(), videos, batch, self.config.budget_mode)
             vectors = self.encoder.embed(videos, batch.questions(videos), found.grids)
             actions = actions.to(self.device)
+            finite = vectors.isfinite().all(-1).all(-1) & targets[videos.members].isfinite().all(-1)
+            if not bool(finite.all()):
+                # A vector that is not finite would spoil the update of all videos in its mini-batch.
+                rows = finite.nonzero()[:, 0]
+                broken += len(videos) - len(rows)
+                if not len(rows):
+                    continue
+                videos, found, seen = videos.select(rows), found.select(rows), seen.select(rows)
+                vectors, actions, alpha, beta = vectors[rows], actions[rows], alpha[rows], beta[rows]
             with self.timer("scoring"):
                 advantage = self.score(vectors, videos, found, candidates, targets, batch, meter)
             rollouts.append(Rollouts(videos.members, seen, actions, beta_log_prob(actions, alpha, beta), advantage))
@@ -111,7 +120,8 @@ class Trainer:
             skipped = self.update(join(rollouts), len(batch.examples), number, meter)
         if self.averaged is not None:
             self.averaged.update_parameters(self.policy)
-        return {**meter.means(self.processes), "not finite": skipped}
+        total = int(self.processes.sum(torch.tensor(float(broken))).item())
+        return {**meter.means(self.processes), "not finite": skipped, "broken": total}
 
     def _move_mean(self, means: Sequence[Tensor], weights: Sequence[Tensor], updates: Tensor | int) -> None:
         """Move the mean towards the weights; faster in the first steps, so that no untrained weights stay in it."""
@@ -231,7 +241,7 @@ class Trainer:
         similarity = vectors @ targets.T
         members = torch.from_numpy(videos.members).to(self.device)
         positive = similarity.gather(-1, members[:, None, None].expand(-1, similarity.shape[1], 1))[..., 0]
-        mask = self.negatives(batch, videos.members.tolist(), candidates)
+        mask = self.negatives(batch, videos.members.tolist(), candidates) & targets.isfinite().all(-1)
         price = torch.from_numpy(found.price).to(self.device)
         scores = score_group(positive, similarity, mask, price, self.config)
         meter.add("hit1", scores.success)
@@ -324,12 +334,14 @@ class Trainer:
             own[row] = torch.cat([vectors, torch.ones_like(vectors[:, :1])], -1)
             meter.add_allocations(found)
         gathered = self.processes.gather(own, count)
-        vectors, there = gathered[:, :dim], gathered[:, dim] > 0
+        vectors, there = gathered[:, :dim], (gathered[:, dim] > 0) & gathered.isfinite().all(-1)
         queries = torch.tensor([example.query for example in batch.examples], device=self.device)
         options = self.options(batch, beyond=batch.targets)
         candidates = batch.targets + options
         targets = self._embed_texts(candidates.texts, [*queries.tolist(), *[False] * len(options)])
-        similarity, mask = vectors @ targets.T, self.negatives(batch, range(count), candidates)
+        there &= targets[:count].isfinite().all(-1)
+        similarity = vectors @ targets.T
+        mask = self.negatives(batch, range(count), candidates) & targets.isfinite().all(-1)
         right = similarity.diagonal()[:, None]
         hits = success(right, similarity[:, None], mask)[:, 0]
         searches = success(right, similarity[:, :count].T[:, None], mask[:, :count] & there)[:, 0]

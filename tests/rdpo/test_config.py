@@ -87,13 +87,40 @@ def test_an_impossible_value_raises_an_error_that_says_what_is_possible(given, m
 
 
 def test_unknown_presets_and_broken_files_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="unknown preset 'big': use one of paper, nano"):
+    with pytest.raises(ConfigError, match="unknown preset 'big': use one of nano, paper"):
         make_config({}, preset="big")
     with pytest.raises(ConfigError, match=r"cannot read .*missing\.toml"):
         make_config({}, file=tmp_path / "missing.toml")
     (tmp_path / "bad.toml").write_text("steps 3")
     with pytest.raises(ConfigError, match="write a TOML file"):
         make_config({}, file=tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[train]\nsteps = 3",
+        "[preset]\nname = 1",
+        "preset = [1]",
+        "preset = 3",
+        "steps = {a = 1}",
+        "reward = [1]",
+        "budgets = [[1]]",
+        "budgets = 3",
+        "out = 1979-05-27",
+        "a = " + "[" * 100_000,
+        "scale_range = ['a', 'b']",
+    ],
+)
+def test_tables_and_wrong_types_in_a_file_are_one_clear_error(tmp_path, text):
+    (tmp_path / "train.toml").write_text(text)
+    with pytest.raises(ConfigError):
+        make_config({}, tmp_path / "train.toml")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "train.toml").write_text("steps = 3", encoding="utf-8-sig")
+    assert make_config({}, tmp_path / "train.toml").steps == 3
 
 
 def test_the_config_needs_no_torch():

@@ -21,9 +21,9 @@ from allocembed.backbones.loading import load_backbone
 from allocembed.errors import ConfigError, DataError, OutputError, PolicyError
 from allocembed.policy.scale_policy import ScalePolicy
 from allocembed.rdpo.checkpoint import TrainingProgress, read_state, save_state
-from allocembed.rdpo.config import load_config
-from allocembed.rdpo.log import keep_until
-from allocembed.rdpo.run import TrainingRun, train
+from allocembed.rdpo.config import make_config
+from allocembed.rdpo.log import Log, keep_until
+from allocembed.rdpo.run import TrainingRun, only_run, train
 from tests.command import run
 from tests.small_runs import SMALL, furthest, lines, small, small_trainer
 
@@ -72,7 +72,7 @@ def test_a_run_leaves_its_best_policy_its_state_its_config_and_its_log(unbroken,
     policy = ScalePolicy.from_pretrained(unbroken / "best")
     assert policy.config.preview_source == str(folder) and policy.config.trained["steps"] in (2, 4)
     assert "validation" in (unbroken / "best" / "README.md").read_text()
-    assert load_config(file=unbroken / "train.toml") == load_config(file=unbroken / "best" / "train.toml")
+    assert make_config({}, unbroken / "train.toml") == make_config({}, unbroken / "best" / "train.toml")
     state = read_state(unbroken / "state")
     assert state["progress"]["step"] == 4 and state["progress"]["skipped"] == 0
     assert [line["step"] for line in lines(unbroken)] == [1, 2, 3, 4]
@@ -197,10 +197,81 @@ def test_another_run_is_not_overwritten_and_another_config_not_continued(unbroke
         TrainingRun(small_trainer(backbone, unbroken / "elsewhere")).go(resume=True)
 
 
-def test_a_run_that_saved_nothing_yet_is_not_overwritten_either(unbroken, backbone, tmp_path):
-    (tmp_path / "train.toml").write_text((unbroken / "train.toml").read_text())
-    with pytest.raises(ConfigError, match="has not saved a state yet"):
+def test_a_full_disk_at_the_first_save_is_no_dead_end(unbroken, backbone, tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__) -> None:
+        raise OutputError("no space left")
+
+    with monkeypatch.context() as patch, pytest.raises(OutputError, match="no space left"):
+        patch.setattr("allocembed.rdpo.run.save_state", refuse)
         TrainingRun(small_trainer(backbone, tmp_path)).go()
+    with pytest.raises(DataError, match="without --resume"):
+        TrainingRun(small_trainer(backbone, tmp_path)).go(resume=True)
+    with pytest.raises(ConfigError, match=r"with learning_rate = 5e-05, not 0\.5"):
+        TrainingRun(small_trainer(backbone, tmp_path, learning_rate=0.5)).go()
+    assert TrainingRun(small_trainer(backbone, tmp_path)).go().step == 4
+    assert "ended before it saved a state: starting anew" in capsys.readouterr().err.replace("\n", " ")
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4] and len(lines(tmp_path, "uniform")) == 1
+    assert furthest(weights(tmp_path), weights(unbroken)) == 0
+
+
+def test_two_processes_do_not_train_in_one_folder(backbone, tmp_path):
+    trainer = small_trainer(backbone, tmp_path / "run")
+    with only_run(tmp_path / "run"), pytest.raises(ConfigError, match="another process trains in"):
+        TrainingRun(trainer).go()
+    assert not list((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "list", "parts", "weights", "text"])
+def test_a_damaged_state_is_one_clear_error(unbroken, backbone, tmp_path, damage):
+    path, good = tmp_path / "state" / "state.pt", (unbroken / "state" / "state.pt").read_bytes()
+    path.parent.mkdir()
+    state = read_state(unbroken / "state")
+    if damage == "cut":
+        path.write_bytes(good[: len(good) // 2])
+    elif damage == "flipped":
+        middle = len(good) // 2
+        path.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+    elif damage == "text":
+        path.write_text("not a state")
+    else:
+        first = next(iter(state["policy"]))
+        other = {"list": [1], "parts": {"config": {}}, "weights": {**state, "policy": {first: torch.zeros(3)}}}
+        torch.save(other[damage], path)
+    with pytest.raises(DataError, match=r"state\.pt .*it is damaged; delete it and start again") as error:
+        TrainingRun(small_trainer(backbone, tmp_path)).go(resume=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("best", "searches"), [(0.5, True), (0.7, False)])
+def test_the_final_report_names_its_measure_and_compares_with_uniform(backbone, tmp_path, capsys, best, searches):
+    run = TrainingRun(small_trainer(backbone, tmp_path))
+    run.progress = TrainingProgress(step=4, best=best, best_step=2, uniform=0.6, searches=searches, broken=3)
+    run.report()
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert f"best: {'mean of Hit@1 and search Hit@1' if searches else 'Hit@1'} {best:.1%} after step 2" in said
+    assert "uniform allocation had 60.0%" in said and ("not better" in said) == (best < 0.6)
+    assert "3 videos were left out of their step" in said
+
+
+def test_a_run_remembers_the_score_of_uniform_allocation(unbroken):
+    progress = read_state(unbroken / "state")["progress"]
+    (uniform,) = lines(unbroken, "uniform")
+    assert progress["uniform"] == pytest.approx(uniform["score"], abs=1e-6)
+    assert progress["searches"] == ("search1" in uniform)
+
+
+def test_the_log_is_valid_json_whatever_it_measures(tmp_path):
+    log = Log(tmp_path, 1)
+    log.write("step", 1, {"gap": float("nan"), "gradient": float("inf"), "hit1": 0.5})
+    log.close()
+    (line,) = (tmp_path / "train.jsonl").read_text().split("\n")[:-1]
+    assert "NaN" not in line and json.loads(line) == {
+        "kind": "step",
+        "step": 1,
+        "gap": None,
+        "gradient": None,
+        "hit1": 0.5,
+    }
 
 
 @pytest.mark.slow
@@ -224,7 +295,7 @@ def test_a_run_with_relative_paths_goes_on_from_another_folder(folder, tmp_path,
     given = {"data": "train.jsonl", "videos": "frames", "validation": 2, "budgets": ["2f/6"], "like_with_like": False}
     config = small(Path("model"), Path("run"), **given, minutes=1e-6)
     train(config)
-    stated = load_config(file=tmp_path / "run" / "train.toml")
+    stated = make_config({}, tmp_path / "run" / "train.toml")
     found = [Path(path).relative_to(tmp_path) for path in (stated.data, stated.videos, stated.backbone)]
     assert [*map(str, found)] == ["train.jsonl", "frames", "model"]
     monkeypatch.chdir(folder)
@@ -251,6 +322,10 @@ def test_a_log_is_cut_back_to_the_step_a_run_goes_on_from(tmp_path):
     log.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{"kind": "st')
     keep_until(log, 1)
     assert log.read_text() == '{"kind": "step", "step": 1}\n'
+    strange = ["[" * 100_000, '"\\ud83d"', "5", '{"step": "x"}', '{"step": 1, "note": "a\u2028b"}']
+    log.write_text("\n".join(strange), encoding="utf-8")
+    keep_until(log, 1)
+    assert log.read_text(encoding="utf-8") == strange[-1] + "\n"
 
 
 def test_tensorboard_gets_the_curves_where_it_is_installed(backbone, tmp_path, monkeypatch):

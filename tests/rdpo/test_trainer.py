@@ -75,6 +75,49 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(backbone, tmp_path, mo
     assert progress.skipped == 2 == lines(tmp_path / "nan")[0]["skipped"]  # both updates of the first step
 
 
+def test_a_vector_that_is_not_finite_costs_its_own_video_only(backbone, tmp_path, monkeypatch):
+    trainer = small_trainer(backbone, tmp_path / "nan", steps=1, validate_every=1)
+    embed, spoilt = trainer.encoder.embed, []
+
+    def spoil(videos, questions, grids):
+        vectors = embed(videos, questions, grids)
+        if 0 in videos.members.tolist():
+            spoilt.append(len(videos))
+            vectors[videos.members.tolist().index(0), -1, 0] = float("nan")
+        return vectors
+
+    monkeypatch.setattr(trainer.encoder, "embed", spoil)
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    progress = TrainingRun(trainer).go()
+    assert (
+        spoilt and progress.skipped == 0 and progress.broken == 1 and furthest(before, trainer.policy.state_dict()) > 0
+    )
+    (step,), (held,) = lines(tmp_path / "nan"), lines(tmp_path / "nan", "validation")
+    assert step["broken"] == 1 and None not in step.values() and None not in held.values()
+
+
+def test_a_video_without_finite_vectors_is_as_if_it_could_not_be_read(backbone, tmp_path, monkeypatch):
+    reports = []
+    for spoilt in (True, False):
+        trainer = small_trainer(backbone, tmp_path, steps=1)
+        batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
+        if spoilt:
+            embed = trainer.encoder.embed
+
+            def spoil(videos, questions, grids, embed=embed):
+                vectors = embed(videos, questions, grids)
+                vectors[torch.from_numpy(videos.members == 0)] = float("inf")
+                return vectors
+
+            monkeypatch.setattr(trainer.encoder, "embed", spoil)
+        else:
+            kept = [videos.select(torch.from_numpy(np.flatnonzero(videos.members))) for videos in batch.videos]
+            batch = replace(batch, videos=[videos for videos in kept if len(videos)])
+        reports.append(trainer.step(batch, 0))
+    assert reports[0].pop("broken") == 1 and reports[1].pop("broken") == 0
+    assert reports[0] == pytest.approx(reports[1], rel=1e-3)
+
+
 def test_soft_rollouts_may_cost_more_than_the_budget(backbone, tmp_path):
     trainer = small_trainer(backbone, tmp_path, budget_mode="soft", cost="scale", budgets=["2f/7"])
     batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
@@ -86,7 +129,7 @@ def test_a_step_none_of_whose_videos_can_be_read_changes_nothing(backbone, tmp_p
     trainer = small_trainer(backbone, tmp_path)
     batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
     before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
-    assert trainer.step(replace(batch, videos=[]), 0) == {"not finite": 0}
+    assert trainer.step(replace(batch, videos=[]), 0) == {"not finite": 0, "broken": 0}
     assert furthest(before, trainer.policy.state_dict()) == 0
 
 

@@ -7,7 +7,7 @@ Everything a source gives depends on the seed and the step alone, so every proce
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -48,6 +48,12 @@ class VideoBatch:
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def select(self, rows: Tensor) -> Self:
+        """Some of the videos."""
+        host = rows.cpu().numpy()
+        frames = self.frames[rows.to(self.frames.device)]
+        return type(self)(self.members[host], frames, self.times[host], self.totals[host])
 
     def chunks(self, frames_per_chunk: int) -> np.ndarray:
         """(C, frames_per_chunk) frames of each chunk."""

@@ -5,14 +5,14 @@
     {"id": "v2", "video": "clips/v2.mp4", "caption": "a dog runs over a lawn"}
 
 The answer or caption is the target. A question may have `"options": [...]`, its wrong answers. Videos are files or
-folders of frames. A line or video that cannot be read is skipped, counted and named.
+folders of frames; two names of one file are one video. A line or video that cannot be read is skipped, counted and
+named.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from allocembed import video
 from allocembed.budget import Budget
 from allocembed.errors import AllocEmbedError, DataError, VideoError
 from allocembed.execution.threads import map_ordered
+from allocembed.jsonlines import parse_json, read_lines
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, Source, TrainingBatch, VideoBatch
 from allocembed.rdpo.negatives import TextPool
 from allocembed.video.clip import VIDEO_SUFFIXES, Clip
@@ -116,20 +117,20 @@ class JsonlSource(Source):
 
     def _records(self, file: Path) -> list[Record]:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            cause = getattr(error, "strerror", None) or "it is not UTF-8"
-            raise DataError(f"cannot read {file}: {cause}; give a .jsonl file with --data") from error
-        records = []
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
+            lines = read_lines(file)
+        except OSError as error:
+            raise DataError(f"cannot read {file}: {error.strerror}; give a .jsonl file with --data") from error
+        records: list[Record] = []
+        names: dict[Path, str] = {}
+        for number, line in lines:
             try:
-                record = parse_record(json.loads(line))
+                record = parse_record(parse_json(line))
                 for text in (record.question, record.target, *record.options):
                     if text and self.check_text:
                         self.check_text(text)
-                records.append(record)
+                # Two names of one file are one video, else validation could use a video of the training.
+                name = names.setdefault(_file(self.root, record.video), record.video)
+                records.append(replace(record, video=name))
             except (AllocEmbedError, ValueError) as error:
                 self.skipped.append(f"{file}:{number}: {error}")
         return records
@@ -203,3 +204,12 @@ def find_video(root: Path, name: str) -> Path:
     if named.suffix.lower() in VIDEO_SUFFIXES and named.with_suffix("").is_dir():
         return named.with_suffix("")
     return next((path for end in sorted(VIDEO_SUFFIXES) if (path := named.with_name(named.name + end)).exists()), named)
+
+
+def _file(root: Path, name: str) -> Path:
+    """The file or folder of a named video, without links; it need not exist."""
+    try:
+        return find_video(root, name).resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        cause = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"cannot look for the video {name[:80]!r}: {cause}") from error

@@ -126,3 +126,46 @@ def test_a_text_that_the_backbone_refuses_costs_its_line_only(folder):
 
     source = JsonlSource(folder / "train.jsonl", folder, validation=0, check_text=check)
     assert "two.mp4" not in source.corpus.sample_ids and "train.jsonl:2: the text contains" in source.skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (rb'{"video": "one", "caption": "half an emoji \ud83d"}', "surrogate"),
+        (rb'{"video": "half \ude00", "caption": "a"}', "surrogate"),
+        (b'{"video": "' + b"n" * 300 + b'", "caption": "a"}', "File name too long"),
+        (b'{"video": "one", "caption": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"video": "one", "caption": "caf\xe9"}', "not UTF-8"),
+        (b'{"video": "nul \\u0000", "caption": "a"}', ""),
+    ],
+)
+def test_one_bad_line_costs_itself_only(tmp_path, bad, message):
+    good = [f'{{"video": "v{n}", "caption": "text {n}"}}'.encode() for n in range(4)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*good[:2], bad, *good[2:]]))
+    source = JsonlSource(tmp_path / "a.jsonl", tmp_path, validation=0)
+    assert [record.video for record in source.records] == ["v0", "v1", "v2", "v3"]
+    assert len(source.skipped) == 1 and "a.jsonl:3: " in source.skipped[0] and message in source.skipped[0]
+
+
+def test_only_a_line_feed_ends_a_line_and_a_byte_order_mark_is_no_text(tmp_path):
+    captions = ["a\u2028b", "c\u0085d", "e\x0cf"]
+    lines = [json.dumps({"video": f"v{n}", "caption": text}, ensure_ascii=False) for n, text in enumerate(captions)]
+    (tmp_path / "a.jsonl").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    source = JsonlSource(tmp_path / "a.jsonl", tmp_path, validation=0)
+    assert [record.target for record in source.records] == captions and not source.skipped
+
+
+def test_two_names_of_one_file_are_one_video(tmp_path):
+    (tmp_path / "links").mkdir()
+    for n in range(6):
+        (tmp_path / f"v{n}.mp4").write_bytes(b"")
+        (tmp_path / "links" / f"w{n}.mp4").symlink_to(tmp_path / f"v{n}.mp4")
+    names = [name.format(n=n) for name in ("v{n}", "v{n}.mp4", "./v{n}.mp4", "links/w{n}") for n in range(6)]
+    lines = [json.dumps({"video": name, "caption": f"text {number}"}) for number, name in enumerate(names)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source = JsonlSource(tmp_path / "a.jsonl", tmp_path, validation=8)
+    held, trained = (
+        {find_video(tmp_path, record.video).resolve() for record in part} for part in (source.held, source.records)
+    )
+    assert len(source.held) == 8 and len(held) == 2 and len(trained) == 4 and not held & trained
+    assert len(set(source.corpus.sample_ids)) == 4, "texts of one video are never its negatives"
