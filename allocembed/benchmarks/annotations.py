@@ -8,12 +8,12 @@ Files come first, so that a folder copied to a machine without a network is enou
 A subset, if the set has several, is a folder or the beginning of a file name.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from allocembed.errors import DataError, MissingDependency
+from allocembed.jsonlines import parse_json, read_lines
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
 
@@ -64,8 +64,10 @@ def read_file(path: Path) -> list[Line]:
             from pyarrow import parquet
 
             return parquet.read_table(path).to_pylist()
-        text = path.read_text(encoding="utf-8")
-        lines = json.loads(text) if path.suffix == ".json" else [json.loads(x) for x in text.splitlines() if x.strip()]
+        if path.suffix == ".json":
+            lines = parse_json(path.read_bytes())
+        else:
+            lines = [_parse_line(number, line) for number, line in read_lines(path)]
     except ImportError as error:
         raise MissingDependency(f"reading {path}", "pyarrow", "eval") from error
     except (OSError, ValueError) as error:
@@ -73,6 +75,13 @@ def read_file(path: Path) -> list[Line]:
     if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
         raise DataError(f"{path} is not a list of records: download it again")
     return lines
+
+
+def _parse_line(number: int, line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from error
 
 
 def _names(path: Path, subset: str) -> bool:

@@ -4,17 +4,21 @@
 method, it stands beneath ours.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allocembed.backbones.registry import same_model
 from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.paper import HEADINGS, TITLES, TRANSFER, Benchmark, PublishedScores
 from allocembed.benchmarks.report import Summary, TableLayout, markdown_list, show_hits, summarise
-from allocembed.benchmarks.runner import TaskOutcome
+
+if TYPE_CHECKING:
+    from allocembed.benchmarks.runner import TaskOutcome
 
 AVERAGE = "tasks"
 

@@ -9,7 +9,6 @@ LoVR      records (.parquet, .jsonl or .json, anywhere in the folder) with video
 Vript     vript_captions/vript_long_videos_captions/<video_id>_caption.json and vript_long_videos/<video_id>.mp4
 """
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from allocembed.benchmarks.annotations import SUFFIXES, read_file
 from allocembed.benchmarks.mmeb_v2 import SPECS
 from allocembed.benchmarks.tasks import BenchmarkTask
 from allocembed.errors import DataError, MissingDependency, VideoError
+from allocembed.jsonlines import parse_json
 from allocembed.output.files import whole_file
 from allocembed.video import VIDEO_SUFFIXES, probe
 
@@ -99,7 +99,7 @@ def read_lovr(folder: Path) -> list[SourceVideo]:
         clips = {str(line.get("clip_id", n)): _clean(line.get("clip_caption")) for n, line in enumerate(own)}
         whole = next(filter(None, (_clean(line.get("video_caption")) for line in own)), "")
         named = [line["video_path"] for line in own if isinstance(line.get("video_path"), str)]
-        path = files.get(video_id) or next((folder / name for name in named if (folder / name).is_file()), None)
+        path = files.get(video_id) or next((folder / name for name in named if _is_file(folder / name)), None)
         found.append(SourceVideo("LoVR", video_id, path, eligible(clips), whole))
     return found
 
@@ -115,8 +115,10 @@ def read_vript(folder: Path) -> list[SourceVideo]:
     found = []
     for path in captions:
         try:
-            stated = json.loads(path.read_text(encoding="utf-8"))
+            stated = parse_json(path.read_bytes())
             video_id, data = stated["meta"]["video_id"], stated.get("data") or {}
+            if not isinstance(video_id, str):
+                raise TypeError("its video_id is not a text")
             # The file may have scenes in any order, and null for a missing one.
             scenes = {
                 str(name): _clean(((data[name] or {}).get("caption") or {}).get("content")) for name in sorted(data)
@@ -262,6 +264,13 @@ def _records(path: Path) -> Sequence[Mapping[str, Any]]:
 
 def _clean(caption: Any) -> str:
     return " ".join(caption.split()) if isinstance(caption, str) else ""
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name longer than the file system allows
+        return False
 
 
 def _video_files(folder: Path) -> dict[str, Path]:

@@ -3,14 +3,19 @@
 A model that gives everything the same vector is right once in N, not always and not never.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allocembed.benchmarks.cache import CachedEmbedding
-from allocembed.budget import Allocation
 from allocembed.errors import BackboneError
+
+if TYPE_CHECKING:
+    from allocembed.benchmarks.cache import CachedEmbedding
+    from allocembed.budget import Allocation
 
 TIE = 1e-6  # cosines of fp32 vectors that differ by less differ by rounding only
 

@@ -211,3 +211,19 @@ def test_a_missing_source_is_named_with_the_command_that_fetches_it(tmp_path):
     with pytest.raises(DataError, match="allocembed longret build"):
         BenchmarkRequest(benchmark="longret", data=tmp_path).load_tasks()
     assert not (tmp_path / "out").exists()
+
+
+def test_a_path_longer_than_the_file_system_allows_is_a_missing_video(tmp_path):
+    line = {"video_id": "a", "clip_id": "a_1", "clip_caption": "a dog", "video_path": "n" * 300}
+    (tmp_path / "lovr.jsonl").write_text(json.dumps(line), encoding="utf-8-sig")
+    (found,) = longret.read_lovr(tmp_path)
+    assert found.path is None and found.clips == {"a_1": "a dog"}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"meta": {"video_id": []}}', '{"meta": {"video_id": "\\ud83d"}}'])
+def test_a_strange_caption_file_of_vript_is_named(tmp_path, text):
+    path = tmp_path / longret.VRIPT_CAPTIONS / "a_caption.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"a_caption\.json is not as Vript publishes it"):
+        longret.read_vript(tmp_path)

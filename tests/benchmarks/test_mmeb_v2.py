@@ -1,5 +1,6 @@
 """MMEB-V2: the published strings and frames of every task, from every layout; errors that say what is missing."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from allocembed.backbones.base import Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import mmeb_v2
-from allocembed.benchmarks.annotations import read_annotations
+from allocembed.benchmarks.annotations import read_annotations, read_file
 from allocembed.benchmarks.paper import BENCHMARKS
 from allocembed.benchmarks.tasks import instruction_for
 from allocembed.errors import DataError
@@ -194,3 +195,28 @@ def test_a_damaged_annotation_file_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DataError, match="cannot read"):
         mmeb_v2.load_task("MSVD", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [(rb'{"a": "\ud83d"}', "line 2: .*surrogate"), (b"[" * 100_000, "line 2: .*deeply"), (b"\xff", "line 2: .*UTF-8")],
+)
+def test_a_bad_line_of_annotations_is_named_by_its_number(tmp_path, line, message):
+    path = tmp_path / "MSVD.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line + b"\n")
+    with pytest.raises(DataError, match=message):
+        read_file(path)
+    path = tmp_path / "MSVD.json"
+    path.write_bytes(line)
+    with pytest.raises(DataError, match="cannot read"):
+        read_file(path)
+
+
+def test_annotations_may_hold_unusual_separators_and_a_byte_order_mark(tmp_path):
+    lines = [{"caption": "a\u2028b"}, {"caption": "c\u0085d"}]
+    for name, text in (
+        ("a.jsonl", "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)),
+        ("a.json", json.dumps(lines, ensure_ascii=False)),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read_file(tmp_path / name) == lines

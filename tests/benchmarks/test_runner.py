@@ -1,6 +1,8 @@
 """Evaluation: honest about ties, stopped and resumed, on any family; a bad video costs its own queries only."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import mmeb_v2, runner
 from allocembed.benchmarks.runner import evaluate
 from allocembed.errors import BudgetError, DataError
+from allocembed.execution.distributed import Processes
 from tests.datasets_on_disk import NEW, write_questions, write_retrieval
 
 QUICK = EmbedConfig(budget="2f", candidates=4)
@@ -125,3 +128,38 @@ def test_a_text_longer_than_backbones_accept_is_cut_and_noted(backbone, tasks, t
     monkeypatch.setattr(runner, "LONGEST_TEXT", 15)
     found = evaluate(embedders(backbone, "base"), tasks[:1], tmp_path)
     assert found.outcomes[0].task.notes[-1] == "6 texts cut to 15 characters"
+
+
+class Pair(Processes):
+    """One of two processes of a job, as a thread."""
+
+    def __init__(self, rank: int, shared: dict, barrier: Barrier) -> None:
+        super().__init__("cpu")
+        self.rank, self.world, self.shared, self.barrier = rank, 2, shared, barrier
+
+    def share(self, value):
+        self.shared[self.rank] = value
+        self.barrier.wait(60)
+        return [self.shared[rank] for rank in range(self.world)]
+
+
+def test_runs_of_different_sizes_share_a_cache_at_the_same_time(backbone, tmp_path, monkeypatch):
+    frames = tmp_path / NEW.format(kind="video_ret", task="MSR-VTT")
+    write_retrieval(tmp_path, "MSR-VTT", 4)
+    for image in (frames / "v2").iterdir():
+        image.write_bytes(b"no image")
+    tasks = [mmeb_v2.load_task("MSR-VTT", tmp_path)]
+    alone = evaluate(embedders(backbone, "uniform"), tasks, tmp_path / "alone")
+    monkeypatch.setattr("allocembed.benchmarks.cache.MOST_PENDING", 1)
+    shared: dict = {}
+    barrier = Barrier(2, timeout=60)
+    jobs = [Processes("cpu"), Pair(0, shared, barrier), Pair(1, shared, barrier), Processes("cpu")]
+    with ThreadPoolExecutor(len(jobs)) as threads:
+
+        def run(job):
+            return evaluate(embedders(backbone, "uniform"), tasks, tmp_path / "one", processes=job)
+
+        for found in threads.map(run, jobs):
+            assert [score.hit1 for score in found.scores] == [score.hit1 for score in alone.scores]
+            assert found.failures == alone.failures and len(found.failures) == 1
+    assert not list((tmp_path / "one").rglob("*.partial"))
