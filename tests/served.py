@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import uvicorn
 
-from allocembed.search.server import make_app
+from allocembed.search.server import server_config
 
 
 class Client:
@@ -38,7 +38,7 @@ class Client:
 @contextmanager
 def serving(index, token: str | None = None):
     """The client of a server that runs as long as the block."""
-    server = uvicorn.Server(uvicorn.Config(make_app(index, token), port=0, log_level="error"))
+    server = uvicorn.Server(server_config(index, "127.0.0.1", 0, token))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -1,6 +1,7 @@
 """`allocembed index`, `search` and `serve`: search your own videos."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -41,6 +42,7 @@ def add(
     segments: Annotated[str | None, UNSET] = None,
     prune: Flag = False,
     retry_failed: Flag = False,
+    recheck: Flag = False,
     readers: Annotated[int | None, UNSET] = None,
 ) -> int:
     """Embed all videos in folders that the index does not hold yet.
@@ -55,6 +57,7 @@ def add(
         segments: auto (a dozen windows of 5 to 60 seconds, more for a long video), off, or seconds. Default: auto.
         prune: Remove files from the index that are gone from the disk.
         retry_failed: Try files again that could not be read before.
+        recheck: Compare the content of every file, not only its size and date.
         readers: Threads that decode videos. Default: one per core with a GPU or a small model, else 1.
     """
     if not sources:
@@ -77,12 +80,20 @@ def add(
             shown.update(report.done, report.total, f"{report.tokens:,} tokens")
 
         try:
-            report = index.add(sources, prune=prune, retry_failed=retry_failed, readers=readers, progress=show)
+            report = index.add(
+                sources, prune=prune, retry_failed=retry_failed, recheck=recheck, readers=readers, progress=show
+            )
+        except KeyboardInterrupt:
+            kept = len(index.store.videos())
+            say(
+                f"{kept} videos are kept in {to}; run the same command again to continue" if kept else "nothing is kept"
+            )
+            raise
         finally:
             # An empty index would hold the next run to options with which nothing could be indexed.
             discarded = new and index.discard_if_empty()
     _print_report(report, "no index, because nothing could be indexed" if discarded else to)
-    return 1 if report.failed else 0
+    return 1 if report.failed or report.skipped else 0
 
 
 @Command
@@ -206,21 +217,44 @@ def search(
 
 @partial(Command, hidden=all_but("device", "dtype"))
 def serve(
-    index: Index, config: Config, host: str = "127.0.0.1", port: int = 8000, token: Annotated[str | None, UNSET] = None
+    index: Index,
+    config: Config,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: Annotated[str | None, UNSET] = None,
+    token_file: Annotated[Path | None, UNSET] = None,
 ) -> None:
     """Search in the browser: a page with pictures, a player that jumps to the moment, and where the tokens went.
 
     Args:
-        host: Address to listen on; any but this machine's own needs --token.
+        host: Address to listen on; any but this machine's own needs a token.
         port: Port; 0 takes a free one.
-        token: Secret that visitors must send: ?token=... once, or a bearer header.
+        token: Secret that visitors must send: ?token=... once, or a bearer header. Other users of this machine can see
+            it in the list of processes; --token-file and the variable ALLOCEMBED_TOKEN are not shown there.
+        token_file: File whose content is the token.
     """
     if not 0 <= port <= 65535:
         raise UsageError(f"--port must be from 0 to 65535, not {port}")
+    secret = _token(token, token_file)
     opened = _open(index, config)
     from allocembed.search.server import run
 
-    run(opened, host, port, token)
+    run(opened, host, port, secret)
+
+
+def _token(token: str | None, file: Path | None) -> str | None:
+    """The token from the option, the file or the environment, in this order."""
+    if token is not None and file is not None:
+        raise UsageError("give --token or --token-file, not both")
+    if file is None:
+        return token if token is not None else os.environ.get("ALLOCEMBED_TOKEN")
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SearchError(f"cannot read the token from {file} ({error}): check the file") from error
+    if not text:
+        raise SearchError(f"cannot read the token from {file}: it is empty; write a secret into it")
+    return text
 
 
 def _open(uri: str, run: EmbedConfig = EmbedConfig()) -> VideoIndex:  # noqa: B008 (frozen)

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from errno import EINVAL
 from pathlib import Path
 from stat import S_ISREG
 from typing import Self
@@ -15,6 +16,7 @@ BLOCK = 65_536
 BLOCKS = 64  # 4 MB of a file are read, so that a terabyte of renamed videos is recognised in minutes
 DANGLING = "a link to a file that does not exist; restore the file, or remove the link"
 NOT_REGULAR = "not a regular file; only files can be indexed"
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # Windows has neither this nor FIFOs
 NOT_UTF8 = "its name is not valid UTF-8; rename it"
 
 
@@ -88,6 +90,20 @@ def cannot_read(error: OSError) -> str:
     return f"cannot be read ({error.strerror}); check its permissions"
 
 
+def identity(path: str | Path) -> tuple[int, ...]:
+    """Numbers that change when a path gets another file or its file is written; also when it is moved and back.
+
+    Only regular files have them: opening a FIFO or a device may wait for ever.
+    """
+    return _identity(Path(path).stat())
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    if not S_ISREG(status.st_mode):
+        raise OSError(EINVAL, "it is not a regular file")
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def is_there(path: str | Path) -> bool:
     """Whether a file exists and its folder can be entered."""
     try:
@@ -103,8 +119,11 @@ def fingerprint(path: str | Path) -> str:
     blocks is not noticed; re-encoding or re-muxing a video always changes its header or its end.
     """
     digest = hashlib.blake2b(digest_size=16)
-    with Path(path).open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    # A file may have become a FIFO since it was found. Opening one does not wait with O_NONBLOCK.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        _identity(status)
+        size = status.st_size
         digest.update(size.to_bytes(8, "big"))
         for offset in block_offsets(size):
             file.seek(offset)

@@ -105,20 +105,22 @@ class VideoIndex:
         *,
         prune: bool = False,
         retry_failed: bool = False,
+        recheck: bool = False,
         readers: int | None = None,
         progress: ShowProgress | None = None,
     ) -> IndexReport:
         """Bring the index up to date with files and folders. It may be stopped at any moment and run again.
 
         Files whose content is known are not embedded again, whatever their name. With `prune`, all files that no longer
-        exist leave the index. `readers` is the number of decoding threads.
+        exist leave the index. With `recheck`, the content of every file is compared, not only its size and
+        date. `readers` is the number of decoding threads.
         """
         started = time.monotonic()
         with self.store.locked():
             found, unread = find_videos(sources)
             report = IndexReport(failed=list(unread.items()))
             run = IndexingRun(self, report, progress)
-            run.sort(found, retry_failed)
+            run.sort(found, retry_failed, recheck)
             run.embed(readers)
             run.sweep(prune)
             if report.embedded or report.dropped or report.moved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from allocembed.errors import VideoError
-from allocembed.search.files import FileEntry, cannot_read, fingerprint
+from allocembed.search.files import FileEntry, cannot_read, fingerprint, identity
 from allocembed.search.segments import window_config, window_count
 from allocembed.search.store import EmbeddedSegment
 
@@ -30,6 +30,8 @@ COMMIT_VIDEOS = 16
 COMMIT_SECONDS = 5.0  # the most work that a kill can undo
 PICTURE = 320  # pixels on the longer side of a hit's picture
 THUMBNAIL = 128  # pixels on the longer side of a frame in a filmstrip
+CHANGED = "the file was changed or replaced while it was read; index it again"
+UNKNOWN = -1  # time of change of a file that the next run must look at, whatever its date
 
 
 @dataclass
@@ -79,7 +81,7 @@ class IndexingRun:
         self.started, self._show = time.monotonic(), progress
         self.known = {file.path: file for file in self.store.files()}
         self.videos = self.store.videos()
-        self.with_size = {file.video: file for file in self.known.values() if not file.error}
+        self.with_size = {file.video: file for file in self.known.values() if not file.error and file.width}
         self.waiting: dict[str, list[FileEntry]] = {}
         """What is to be embedded: fingerprints, and the files that have this content."""
 
@@ -89,8 +91,11 @@ class IndexingRun:
         if self._show:
             self._show(self.report)
 
-    def sort(self, found: Sequence[FileEntry], retry_failed: bool) -> None:
-        """Decide for each file whether it is unchanged, moved, or to be embedded."""
+    def sort(self, found: Sequence[FileEntry], retry_failed: bool, recheck: bool) -> None:
+        """Decide for each file whether it is unchanged, moved, or to be embedded.
+
+        Size and date tell whether a file is unchanged; with `recheck`, its content does.
+        """
         # A link whose target is absent keeps its vectors, like a file on a disk that is not mounted.
         found = [file for file in found if not (file.error and self._has_vectors(self.known.get(file.path)))]
         self.report.total = len(found) + len(self.report.failed)
@@ -100,7 +105,7 @@ class IndexingRun:
             same = old if old is not None and old.same_file(file) else None
             if same and same.error and not retry_failed:
                 self.report.skipped += 1
-            elif self._has_vectors(same):
+            elif same and same.width and self._has_vectors(same) and not recheck:
                 self.report.unchanged += 1
             else:
                 entries += self._inspect(file, old)
@@ -131,11 +136,15 @@ class IndexingRun:
         return [self._known_content(file, video)]
 
     def _known_content(self, file: FileEntry, video: str) -> FileEntry:
-        """An entry for content that has vectors. After a kill, only these tell its length."""
+        """An entry for content that has vectors. After a kill between the two tables, its size is read again."""
         if (known := self.with_size.get(video)) is not None:
             return replace(file, video=video, duration=known.duration, width=known.width, height=known.height)
         whole = self.store.segments_of([video])[video][0]
-        return replace(file, video=video, duration=whole.end - whole.start)
+        entry = replace(file, video=video, duration=whole.end - whole.start)
+        with suppress(VideoError), self.index.settings.config.open_video(file.path) as source:
+            about = source.probe()
+            entry = self.with_size[video] = replace(entry, width=about.width, height=about.height)
+        return entry
 
     def embed(self, readers: int | None) -> None:
         """Embed what is new, and commit it in small portions."""
@@ -173,7 +182,8 @@ class IndexingRun:
             content = contents[video.path]
             for file in self.waiting[content]:
                 if video.error:
-                    entries.append(replace(file, error=video.error))
+                    changed = UNKNOWN if video.error == CHANGED else file.changed
+                    entries.append(replace(file, error=video.error, changed=changed))
                     continue
                 duration = video.segments[0].end - video.segments[0].start
                 size = {"duration": duration, "width": video.width, "height": video.height}
@@ -219,6 +229,7 @@ def embed_videos(
 
     def prepare(path: str, worker: Worker) -> Iterator[Prepared[EmbeddedSegment]]:
         try:
+            opened = identity(path)
             with embedder.open(path, decoder_threads=worker.decoder_threads) as video:
                 whole = video.sample(embedder.frames_wanted, embedder.config.seek)
                 sizes[path] = (whole.width, whole.height)
@@ -230,8 +241,9 @@ def embed_videos(
                     for number, clip in enumerate(clips, 1):
                         yield _prepare_segment(narrow, worker, clip, number, edges[number - 1], edges[number])
             # The path may have been given to another file since its content was recognised.
-            if fingerprint(path) != contents[path]:
-                raise VideoError(path, "the file was changed or replaced while it was read; index it again")
+            # Equal content now is not enough: another file may have had the path in between.
+            if fingerprint(path) != contents[path] or identity(path) != opened:
+                raise VideoError(path, CHANGED)
         except OSError as error:
             cause = f"cannot be read ({error.strerror or error}); check the file and its disk"
             raise VideoError(path, cause) from error

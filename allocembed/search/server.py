@@ -2,7 +2,7 @@
 
 Files are served by the id of their content, and only while they are unchanged; no request names a path. Only short GET
 requests are accepted. Searches wait for each other in a queue of limited length; further ones get a 503. A slow
-download of a video delays nobody else.
+download of a video delays nobody else, and idle connections are closed (`connections`).
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from allocembed import __version__
 from allocembed.errors import AllocEmbedError, MissingDependency, SearchError
 from allocembed.film import scale_colour
 from allocembed.output.console import stderr
-from allocembed.search.files import FileEntry
+from allocembed.search.files import FileEntry, fingerprint, identity
 from allocembed.search.index import LONGEST_QUERY, Hit, VideoIndex
 
 try:
@@ -31,13 +31,14 @@ try:
     from fastapi import Path as PathParameter
     from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
     from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from allocembed.search.connections import KEEP_ALIVE, LimitedProtocol
 except ImportError as error:
     raise MissingDependency("the search page", "FastAPI and uvicorn", "search") from error
 
 WAITING = 16  # searches that may wait or run at the same time
-CONNECTIONS = 256
 COOKIE = "allocembed_token"
-LOCAL = ["localhost", "127.0.0.1", "::1", "[::1]", "testserver"]
+LOCAL = ["localhost", "127.0.0.1", "::1", "[::1]"]
 HEADERS = {
     # The page contains its script and style; nothing is loaded from other sites.
     "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' "
@@ -54,7 +55,7 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
     """The application over an index. With a token, each request must bring it."""
     # FastAPI's own pages load scripts from other sites; /openapi.json has the same content.
     app = FastAPI(title="AllocEmbed search", version=__version__, docs_url=None, redoc_url=None)
-    queue = _SearchQueue(WAITING)
+    queue, contents = _SearchQueue(WAITING), _Contents()
     secret = _digest(token or "")  # value of the cookie: plain ASCII, and not the token itself
 
     @app.middleware("http")
@@ -86,7 +87,9 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
     @app.get("/api/info")
     def info() -> dict[str, Any]:
         """Counts, tokens and settings of the index."""
-        return index.info()
+        about = index.info()
+        # Names only: visitors need not know the folders of this machine.
+        return about | {name: str(about[name]).rstrip("/").split("/")[-1] for name in ("uri", "backbone", "allocator")}
 
     @app.get("/api/search")
     def search(
@@ -142,10 +145,10 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
         entry = _file(index, video)
         path = Path(entry.path)
         try:
-            status = path.stat()
+            unchanged = contents.fingerprint(path) == video
         except OSError as error:
             raise HTTPException(410, "the file is gone from the disk; index again to forget it") from error
-        if (status.st_size, status.st_mtime_ns) != (entry.size, entry.changed):
+        if not unchanged:
             raise HTTPException(410, "the file has changed since it was indexed; index again")
         kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
         return FileResponse(path, media_type=kind, headers={"Content-Disposition": "inline"})
@@ -156,22 +159,27 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
 def run(index: VideoIndex, host: str, port: int, token: str | None) -> None:
     """Serve until stopped."""
     if not token and not is_loopback(host):
-        raise SearchError(f"{host} can be reached by other machines: add --token SECRET, or leave --host out")
+        raise SearchError(f"{host} can be reached by other machines: add --token-file FILE, or leave --host out")
     index.embed_query("warm up")  # if the model cannot be loaded, this fails now and not at the first search
-    config = uvicorn.Config(
-        make_app(index, token),
-        host=host,
-        port=port,
-        log_level="warning",
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=5,
-        server_header=False,
-    )
-    server = _Server(config, token)
+    server = _Server(server_config(index, host, port, token), token)
     with suppress(SystemExit):  # raised if the port is in use
         server.run()
     if not server.started:
         raise SearchError(f"cannot listen at {host}:{port}: choose another port with --port")
+
+
+def server_config(index: VideoIndex, host: str, port: int, token: str | None) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        make_app(index, token),
+        host=host,
+        port=port,
+        http=LimitedProtocol,
+        ws="none",
+        log_level="warning",
+        timeout_keep_alive=KEEP_ALIVE,
+        server_header=False,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -188,6 +196,22 @@ class _Server(uvicorn.Server):
             name = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
             query = f"/?token={self.token}" if self.token else "/"
             stderr.print(f"http://{name}:{port}{query}   (Ctrl-C stops it)", soft_wrap=True, markup=False)
+
+
+class _Contents:
+    """Fingerprints of files, computed again when a file has another identity."""
+
+    def __init__(self) -> None:
+        self.known: dict[Path, tuple[tuple[int, ...], str]] = {}
+
+    def fingerprint(self, path: Path) -> str:
+        now = identity(path)
+        before, content = self.known.get(path, ((), ""))
+        if now != before:
+            content = fingerprint(path)
+            if identity(path) == now:  # else it is being written, and the fingerprint holds for no moment
+                self.known[path] = now, content
+        return content
 
 
 class _SearchQueue:

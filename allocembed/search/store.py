@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from allocembed.errors import SearchError
+from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.search.files import FileEntry
 from allocembed.search.lance import import_lancedb
 from allocembed.search.settings import IndexSettings
@@ -83,15 +83,20 @@ class IndexStore:
         """Open an existing index."""
         if not exists(uri):
             raise SearchError(f"there is no index at {uri}: make one with allocembed index FOLDER --to {uri}")
-        lancedb, _ = import_lancedb()
+        lancedb, pyarrow = import_lancedb()
         with storage_errors(uri, UNREADABLE):
             # Another process may be indexing while this one searches.
             database = lancedb.connect(uri, read_consistency_interval=timedelta(0))
             tables = {name: database.open_table(name) for name in TABLES}
             stored = tables["about"].search().limit(1).to_list()
-        if not stored:
+        if not stored or "settings" not in stored[0]:
             raise SearchError(f"the index at {uri} has no settings: it is damaged; make a new one")
-        return cls(uri, tables, IndexSettings.from_json(stored[0]["settings"]))
+        settings = IndexSettings.from_json(stored[0]["settings"])
+        with storage_errors(uri, UNREADABLE):
+            for name, schema in _schemas(pyarrow, len(settings.probe)).items():
+                if _columns(tables[name].schema) != _columns(schema):
+                    raise SearchError(f"the table {name} of the index at {uri} is damaged: make a new index")
+        return cls(uri, tables, settings)
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the lock of this index."""
@@ -138,7 +143,8 @@ class IndexStore:
     def _files(self, condition: str | None) -> list[FileEntry]:
         with storage_errors(self.uri, UNREADABLE):
             query = self.files_table.search().limit(EVERYTHING)
-            return [FileEntry(**row) for row in (query.where(condition) if condition else query).to_list()]
+            rows = (query.where(condition) if condition else query).to_list()
+            return [FileEntry(**row) for row in self._complete(rows)]
 
     def videos(self) -> set[str]:
         """Fingerprints of all contents that have vectors."""
@@ -166,7 +172,14 @@ class IndexStore:
 
     def _rows(self, condition: str, columns: Sequence[str]) -> list[dict[str, Any]]:
         with storage_errors(self.uri, UNREADABLE):
-            return self.vectors.search().where(condition).select(list(columns)).limit(EVERYTHING).to_list()
+            query = self.vectors.search().where(condition).select(list(columns)).limit(EVERYTHING)
+            return self._complete(query.to_list())
+
+    def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same rows, if each has all its values: a damaged manifest may hide a column."""
+        if any(value is None for row in rows for value in row.values()):
+            raise SearchError(f"the index at {self.uri} is damaged: make a new index")
+        return rows
 
     def nearest(self, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
         """Video and cosine of the nearest vectors, best first. A video may occur several times."""
@@ -282,7 +295,12 @@ def storage_errors(uri: str, cause: str) -> Iterator[None]:
     """Turn errors of LanceDB and the file system into one sentence. Earlier commits are kept in any case."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as error:
+    except AllocEmbedError:
+        raise
+    except BaseException as error:
+        # A Rust panic, as after one flipped bit in a manifest, is no Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         message = " ".join(str(error).split())
         kept = "what was indexed before is kept"
         if any(sign in message.lower() for sign in ("no space", "storage full", "quota exceeded")):
@@ -318,6 +336,10 @@ def _segment(row: dict[str, Any]) -> EmbeddedSegment:
     if "vector" in row:
         row["vector"] = np.asarray(row["vector"], np.float32)
     return EmbeddedSegment(**row)
+
+
+def _columns(schema: Any) -> dict[str, Any]:
+    return {column.name: column.type for column in schema}
 
 
 def _schemas(pyarrow: Any, dim: int) -> dict[str, Any]:

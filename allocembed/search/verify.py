@@ -35,7 +35,7 @@ def _problems(file: FileEntry, has_vectors: bool) -> list[str]:
         if not path.is_file():
             problems.append(f"{path}: the file no longer exists; run allocembed index with --prune to forget it")
         elif fingerprint(path) != file.video:
-            problems.append(f"{path}: the file has changed; run allocembed index on it")
+            problems.append(f"{path}: the file has changed; run allocembed index on it with --recheck")
     except OSError as error:
         problems.append(f"{path}: {cannot_read(error)}")
     return problems

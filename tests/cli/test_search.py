@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from allocembed.search import indexing
 from tests.clips import picture, write_video
 from tests.command import run
 
@@ -36,15 +37,15 @@ def place(tmp_path_factory, qwen3_folder) -> Path:
 
 def test_a_second_run_has_nothing_to_do(place):
     result = run("index", place.parent / "videos", "--to", place)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1, "the same files cannot be read"
     assert "0 embedded, 3 unchanged, 1 left out as before (--retry-failed tries again)" in result.stderr
     assert run("index", "add", place.parent / "videos", "--to", place, "--retry-failed").returncode == 1
-    assert run("index", "--to", place, place.parent / "videos").returncode == 0, "options may come first"
+    assert run("index", "--to", place, place.parent / "videos").returncode == 1, "options may come first"
 
 
 def test_options_equal_to_those_of_the_index_are_accepted(place, qwen3_folder):
     words = ("--backbone", qwen3_folder, "--budget", "8f", "--allocator", "uniform", "--segments", "auto")
-    result = run("index", place.parent / "videos", "--to", place, *words)
+    result = run("index", place.parent / "videos" / "v0.mp4", "--to", place, *words)
     assert result.returncode == 0, result.stderr
 
 
@@ -187,3 +188,55 @@ def test_serve_answers_until_it_is_stopped(place):
             server.wait(60)
         finally:
             server.kill()
+
+
+def test_the_token_comes_from_a_file_or_the_environment(place, tmp_path, monkeypatch):
+    secrets = []
+    monkeypatch.setattr("allocembed.search.server.run", lambda index, host, port, token: secrets.append(token))
+    (tmp_path / "token").write_text("from a file\n")
+    (tmp_path / "empty").touch()
+    assert run("serve", place).returncode == 0
+    monkeypatch.setenv("ALLOCEMBED_TOKEN", "from outside")
+    for words in ([], ["--token-file", tmp_path / "token"], ["--token", "said"]):
+        assert run("serve", place, *words).returncode == 0
+    assert secrets == [None, "from outside", "from a file", "said"]
+    assert run("serve", place, "--token", "said", "--token-file", tmp_path / "token").returncode == 2
+    for name in ("empty", "nothing"):
+        refused = run("serve", place, "--token-file", tmp_path / name)
+        assert refused.returncode == 1 and "cannot read the token" in refused.stderr
+
+
+def test_ctrl_c_says_what_is_kept(place, tmp_path, qwen3_folder, monkeypatch):
+    real, after = indexing.embed_videos, 2
+
+    def interrupted(*given):
+        for number, embedded in enumerate(real(*given)):
+            if number == after:
+                raise KeyboardInterrupt
+            yield embedded
+
+    monkeypatch.setattr(indexing, "embed_videos", interrupted)
+    videos = [place.parent / "videos" / f"v{number}.mp4" for number in range(3)]
+    words = ("index", *videos, "--to", tmp_path / "new", "--backbone", qwen3_folder)
+    stopped = run(*words)
+    said = f"2 videos are kept in {tmp_path / 'new'}; run the same command again to continue"
+    assert stopped.returncode == 130 and said in stopped.stderr, stopped.stderr
+    monkeypatch.undo()
+    assert "1 embedded, 2 unchanged" in run(*words).stderr
+    after = 0
+    monkeypatch.setattr(indexing, "embed_videos", interrupted)
+    stopped = run("index", *videos, "--to", tmp_path / "other", "--backbone", qwen3_folder)
+    assert stopped.returncode == 130 and "nothing is kept" in stopped.stderr and not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_a_fifo_is_named_and_the_run_goes_on(place, tmp_path, qwen3_folder):
+    (tmp_path / "videos").mkdir()
+    write_video(tmp_path / "videos" / "good.mp4", 5)
+    os.mkfifo(tmp_path / "videos" / "pipe.mp4")
+    words = ["index", tmp_path / "videos", "--to", tmp_path / "index", "--backbone", qwen3_folder]
+    for said in ("1 embedded", "1 unchanged, 1 left out as before"):
+        command = [sys.executable, "-m", "allocembed", *map(str, words)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 1 and said in result.stderr, result.stderr
+        assert "pipe.mp4: not a regular file" in result.stderr or "as before" in said

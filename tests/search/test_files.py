@@ -1,12 +1,13 @@
 """Finding videos in folders, and recognising them by their content."""
 
 import os
+import time
 
 import numpy as np
 import pytest
 
 from allocembed.errors import SearchError
-from allocembed.search.files import BLOCK, BLOCKS, find_videos, fingerprint
+from allocembed.search.files import BLOCK, BLOCKS, find_videos, fingerprint, identity
 
 
 def test_a_folder_gives_its_videos_in_order_without_hidden_ones(tmp_path):
@@ -50,3 +51,21 @@ def test_a_name_that_is_not_utf8_is_named(tmp_path):
         pass
     found, unread = find_videos([tmp_path])
     assert not found and unread == {f"{tmp_path}/caf\ufffd.mp4": "its name is not valid UTF-8; rename it"}
+
+
+def test_a_file_that_has_become_a_fifo_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.mp4")
+    for look in (fingerprint, identity):
+        with pytest.raises(OSError, match="not a regular file"):
+            look(tmp_path / "pipe.mp4")
+
+
+def test_a_file_that_was_moved_away_and_back_has_another_identity(tmp_path):
+    path = tmp_path / "a.mp4"
+    path.write_bytes(b"x")
+    before = identity(path)
+    assert identity(path) == before
+    time.sleep(0.02)  # the clock of a file system may tick every 10 ms
+    path.rename(tmp_path / "away")
+    (tmp_path / "away").rename(path)
+    assert identity(path) != before

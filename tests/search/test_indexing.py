@@ -279,3 +279,45 @@ def test_a_backbone_with_single_frame_chunks_is_indexed(tmp_path, folder, mean_p
     assert index.add([folder]).embedded == 9
     assert Path(index.search_like(folder / "v3.mp4", top=1)[0].path).name == "v3.mp4"
     assert all(segment.cost <= segment.budget for file in index.files() for segment in index.segments(file.video))
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_path_that_had_another_file_only_while_it_was_read_is_reported_and_picked_up(
+    empty, folder, monkeypatch, back
+):
+    """The content is right before and after reading, but not in between."""
+    path, away, other = folder / "v1.mp4", folder / "away", folder / "v0.mp4"
+    shutil.copy2(path, folder / "copy")
+    real_open, real_sample = VideoFile.__init__, VideoFile.sample
+
+    def open_another(video, source, *given, **named):
+        if Path(source).name == path.name:
+            path.rename(away)
+            other.rename(path)
+        real_open(video, source, *given, **named)
+
+    def sample(video, *given):
+        clip = real_sample(video, *given)
+        if video.source.endswith(path.name):
+            path.rename(other)
+            (away if back else folder / "copy").rename(path)
+        return clip
+
+    monkeypatch.setattr(VideoFile, "__init__", open_another)
+    monkeypatch.setattr(VideoFile, "sample", sample)
+    report = empty.add([path], readers=1)
+    assert [(Path(name).name, cause) for name, cause in report.failed] == [("v1.mp4", indexing.CHANGED)]
+    assert empty.info()["vectors"] == 0
+    monkeypatch.undo()
+    again = empty.add([path])
+    assert (again.embedded, again.skipped, again.failed) == (1, 0, []) and not verify(empty)
+
+
+def test_sizes_that_a_kill_between_the_tables_left_out_are_read_again(index, folder):
+    whole = {file.path: (file.width, file.height, file.duration) for file in index.files()}
+    index.store.drop_files(file.path for file in index.files()[:4])
+    unsized = [replace(file, width=0, height=0) for file in index.files()[-2:]]
+    index.store.put_files(unsized)  # as an earlier version left them
+    assert index.add([folder]).embedded == 0
+    assert {file.path: (file.width, file.height, file.duration) for file in index.files()} == whole
+    assert min(width for width, _, _ in whole.values()) > 0

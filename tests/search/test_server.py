@@ -1,10 +1,13 @@
 """The server, asked as browsers and as others ask: what it gives, and what it doesn't."""
 
 import json
+import os
 import shutil
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from tests.clips import picture, write_video
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 pytest.importorskip("fastapi", reason="pip install 'allocembed[search]'")
 
+from allocembed.search import connections
 from tests.served import Client, serving
 
 
@@ -213,3 +217,92 @@ def test_more_searches_than_the_line_holds_are_sent_away(client, index, monkeypa
         statuses = [job.result().status for job in asked]
     assert 1 <= len(refused) <= statuses.count(503) and statuses.count(200) >= 16 - 1
     assert Client(client.port).search("and on", top=1)
+
+
+def connect(client: Client, sent: bytes = b"") -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", client.port), timeout=20)
+    made.sendall(sent)
+    return made
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server closes a connection within the timeout of the socket."""
+    with suppress(ConnectionError):
+        while connection.recv(65536):
+            pass
+    return True
+
+
+@pytest.mark.parametrize("count", [60, 300])
+def test_idle_connections_shut_nobody_out(client, count):
+    idle = [connect(client, b"GET / HTTP/1.1\r\nHost: loc" if number % 2 else b"") for number in range(count)]
+    try:
+        started = time.monotonic()
+        for _ in range(5):
+            assert client.search("still there", top=1)
+        assert time.monotonic() - started < 10
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_connection_without_a_complete_request_is_closed_in_time(client, monkeypatch):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    silent, half = connect(client), connect(client, b"GET / HTTP/1.1\r\nHost: loc")
+    later = connect(client, b"GET /api/info HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert later.recv(65536).startswith(b"HTTP/1.1 200")
+    later.sendall(b"GET /api/in")
+    slow, started = connect(client, b"GET / HTTP/1.1\r\n"), time.monotonic()
+    with suppress(ConnectionError):  # one header after another does not extend the time
+        while time.monotonic() - started < 10:
+            slow.sendall(b"X-More: 1\r\n")
+            time.sleep(0.1)
+    assert time.monotonic() - started < 5
+    for connection in (silent, half, later):
+        assert is_closed(connection)
+        connection.close()
+    slow.close()
+
+
+def test_a_peer_with_too_many_requests_in_progress_gets_a_503_and_later_an_answer(client, index, monkeypatch):
+    monkeypatch.setattr(connections, "PER_PEER", 4)
+    entered, leave = threading.Semaphore(0), threading.Event()
+    real = index.info
+
+    def slow():
+        entered.release()
+        leave.wait(60)
+        return real()
+
+    monkeypatch.setattr(index, "info", slow)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(client.get, "/api/info") for _ in range(4)]
+        assert all(entered.acquire(timeout=30) for _ in asked)
+        refused = client.get("/")
+        leave.set()
+        assert refused.status == 503 and refused.headers["Retry-After"] == "1"
+        assert [job.result().status for job in asked] == [200] * 4, "requests in progress are answered"
+    assert client.get("/").status == 200
+
+
+def test_info_gives_no_folders(client, index):
+    about = client.get("/api/info").body.decode()
+    assert json.loads(about)["uri"] == Path(index.store.uri).name and str(Path(index.store.uri).parent) not in about
+    assert "/" not in json.loads(about)["backbone"]
+
+
+def test_only_names_of_this_machine_are_accepted_as_host(client):
+    assert client.get("/api/info", {"Host": "testserver"}).status == 400
+    assert client.get("/api/info", {"Host": "localhost"}).status == 200
+
+
+def test_a_file_whose_content_changed_under_the_same_size_and_date_is_not_served(client, index):
+    path = Path(next(file.path for file in index.files() if file.path.endswith("v3.mp4")))
+    address, before, content = f"/api/videos/{video_id(index, 'v3.mp4')}/file", path.stat(), path.read_bytes()
+    assert client.get(address).status == 200
+    time.sleep(0.02)  # the clock of a file system may tick every 10 ms
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert client.get(address).status == 410
+    path.write_bytes(content)  # with another date, but it is what was indexed
+    assert client.get(address).status == 200

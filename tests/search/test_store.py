@@ -122,3 +122,41 @@ def test_an_empty_index_is_discarded_with_its_folder(empty, folder):
 
 def test_an_index_with_vectors_is_not_discarded(index):
     assert not index.discard_if_empty() and index.info()["videos"] == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", store.TABLES)
+def test_one_flipped_bit_in_a_manifest_is_an_error_that_names_the_index(index, table):
+    manifest = max((Path(index.store.uri) / f"{table}.lance" / "_versions").glob("*.manifest"), key=os.path.getmtime)
+    whole, refused = manifest.read_bytes(), 0
+    for place in range(0, len(whole), max(1, len(whole) // 60)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        manifest.write_bytes(damaged)
+        try:
+            opened = VideoIndex.open(index.store.uri)
+            opened.files(), opened.info()
+        except SearchError as error:
+            assert index.store.uri in str(error) or "settings of the index" in str(error)
+            refused += 1
+    assert refused
+    manifest.write_bytes(whole)
+    assert VideoIndex.open(index.store.uri).info()["videos"] == 9
+
+
+class PanicException(BaseException):
+    """As PyO3 raises it."""
+
+
+@pytest.mark.parametrize("error", [PanicException("range end index"), KeyError("lance"), TypeError("no such column")])
+def test_whatever_lance_raises_is_an_error_that_a_user_can_read(error):
+    with (
+        pytest.raises(SearchError, match="the index cannot be read, here"),
+        store.storage_errors("here", store.UNREADABLE),
+    ):
+        raise error
+
+
+def test_ctrl_c_is_no_storage_error():
+    with pytest.raises(KeyboardInterrupt), store.storage_errors("here", store.UNREADABLE):
+        raise KeyboardInterrupt
