@@ -1,0 +1,1 @@
+"""The parts of bench/torture.py: each attacks one promise and counts what went wrong."""
