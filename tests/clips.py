@@ -32,7 +32,7 @@ def write_video(
     prepare: Callable[[av.VideoStream], None] = lambda stream: None,
     change: Callable[[av.Packet], av.Packet] = lambda packet: packet,
 ) -> Path:
-    """Encode `frames` (so many moving pictures, or just these) into `path`; `stamps` are in units of `time_base`."""
+    """Encode `frames`, a number of moving pictures or given ones, into `path`; `stamps` are in units of `time_base`."""
     if codec not in av.codecs_available:
         pytest.skip(f"this FFmpeg has no {codec}")
     pictures = [picture(index) for index in range(frames)] if isinstance(frames, int) else frames

@@ -140,7 +140,7 @@ def write_frames(folder: Path, frames: Sequence[np.ndarray] | int = 10, first: i
 
 
 def write_retrieval(root: Path, task: str, videos: int, layout: str = NEW) -> None:
-    """A small retrieval task: so many videos, a caption each."""
+    """A small retrieval task: a number of videos with one caption each."""
     columns = {"MSR-VTT": ("video_id", "caption"), "VATEX": ("videoID", "enCap")}[task]
     lines = []
     for number in range(videos):

@@ -36,7 +36,7 @@ def write_videos(timelines: world.Timelines, folder: Path) -> None:
 
 
 def sentences(timelines: world.Timelines, moments: int, whole: int, seed: int) -> list[Sentence]:
-    """Sentences about so many moments and so many whole videos, each of another video."""
+    """Sentences about a number of moments and of whole videos, each of another video."""
     source = random.Random(seed)
     chosen = source.sample(range(len(timelines)), moments + whole)
     made = []

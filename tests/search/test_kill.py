@@ -1,4 +1,4 @@
-"""kill -9 at random moments of indexing: the next run goes on, and every file is indexed exactly once."""
+"""kill -9 at random moments of indexing: the next run resumes, and every file is indexed exactly once."""
 
 import os
 import random

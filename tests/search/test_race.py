@@ -14,7 +14,7 @@ from tests.clips import picture, write_video
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 
 pytestmark = pytest.mark.slow
-# Both runs have seen that there is no index before either goes on. LanceDB is imported in the children only: its
+# Both runs have seen that there is no index before either continues. LanceDB is imported in the children only: its
 # threads would not survive the fork.
 TWO_RUNS = """
 import multiprocessing, os, sys, time, torch, transformers
