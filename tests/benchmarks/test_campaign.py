@@ -26,6 +26,8 @@ from allocembed.errors import OutputError, PolicyError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 
+pytestmark = pytest.mark.slow  # whole runs, servers and command lines
+
 QUICK = EmbedConfig(budget="2f", candidates=4, device="cpu")
 
 

@@ -16,6 +16,8 @@ from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
 
 from allocembed.benchmarks.mteb_model import MtebModel  # noqa: E402
 
+pytestmark = pytest.mark.slow  # whole runs, servers and command lines
+
 
 class Tiny(AbsTaskRetrieval):
     """Three captions look for three videos."""

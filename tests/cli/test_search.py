@@ -18,6 +18,8 @@ from allocembed.search import indexing
 from tests.clips import picture, write_video
 from tests.command import run
 
+pytestmark = pytest.mark.slow  # whole runs, servers and command lines
+
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
 
 

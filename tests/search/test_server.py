@@ -21,6 +21,8 @@ pytest.importorskip("fastapi", reason="pip install 'allocembed[search]'")
 from allocembed.search import connections
 from tests.served import Client, serving
 
+pytestmark = pytest.mark.slow  # whole runs, servers and command lines
+
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory, config, embedder) -> VideoIndex:
