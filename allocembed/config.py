@@ -31,6 +31,9 @@ class EmbedConfig:
 
     backbone: str = DEFAULT_BACKBONE
     """Embedding model: short name, hub id or local folder."""
+    inputs: str | None = None
+    """Which of the model's own input pipelines to follow: transformers-4.57 or transformers-5.10 for
+    Qwen3-VL-Embedding; vlm2vec-v2, vlm2vec-v1 or vlm2vec-demo for VLM2Vec. Default: the one of its published scores."""
     allocator: str = "auto"
     """How the budget is spent: base, full, uniform, content, select, learned, the folder or hub id of a learned
     allocator, or auto (learned if one is bundled for the backbone, else uniform)."""
@@ -47,9 +50,10 @@ class EmbedConfig:
     end: float | None = None
     """Embed the video up to this second."""
     rate: float | None = None
-    """Frames per second of a folder of images or of frames in memory. Default: 1. Video files have their own clock."""
+    """Frames per second of a folder of images or of frames in memory. Default: the model's own clock, which for
+    Qwen3-VL-Embedding is two sampled frames a second. Video files have their own times."""
     dim: int | None = None
-    """Keep only the first dimensions of the vector (Matryoshka). Default: all."""
+    """Keep only the first dimensions of the vector, if the model was trained for it (Matryoshka). Default: all."""
     device: str = field(default="auto", metadata=RUN_ONLY)
     """auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
     dtype: DType = field(default="auto", metadata=RUN_ONLY)
@@ -78,13 +82,19 @@ class EmbedConfig:
         if self.end is not None and self.end <= (self.start or 0):
             raise ConfigError(f"end must be later than start ({self.start or 0:g} s), not {self.end:g} s")
 
-    def open_video(self, source: Source, limits: DecodeLimits = DecodeLimits()) -> VideoSource:  # noqa: B008 (frozen)
-        """Open a source as the settings say. Close it, or use it in a `with` block."""
-        return open_video(source, limits=limits, rate=self.rate, start=self.start, end=self.end)
+    def open_video(
+        self,
+        source: Source,
+        limits: DecodeLimits = DecodeLimits(),  # noqa: B008 (frozen)
+        *,
+        rounds: bool = False,
+    ) -> VideoSource:
+        """Open a source as the settings say. Close it, or use it in a `with` block. `rounds` is the model's."""
+        return open_video(source, limits=limits, rate=self.rate, start=self.start, end=self.end, rounds=rounds)
 
     def check(self) -> None:
         """Raise if the backbone or the allocator cannot exist, before anything is loaded."""
-        check_backbone(self.backbone)
+        check_backbone(self.backbone, self.inputs)
         check_allocator(self.allocator)
 
     def as_dict(self) -> dict[str, Any]:

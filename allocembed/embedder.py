@@ -25,7 +25,7 @@ from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import VideoError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
-from allocembed.resize import Patches, chunk_seconds, send, to_patches
+from allocembed.resize import Patches, chunk_seconds, numbered_seconds, send, to_patches
 from allocembed.video import Clip, DecodeLimits, Seek, VideoSource
 from allocembed.video import Source as FileSource
 
@@ -98,6 +98,7 @@ class AllocEmbed:
         backbone: str | Path = DEFAULT_BACKBONE,
         allocator: str | Path = AUTO,
         *,
+        inputs: str | None = None,
         budget: str | int | Budget = "8f",
         candidates: int = CANDIDATES,
         scale_range: tuple[float, float] | None = None,
@@ -115,6 +116,7 @@ class AllocEmbed:
         config = EmbedConfig(
             backbone=str(backbone),
             allocator=str(allocator),
+            inputs=inputs,
             budget=str(budget),
             candidates=candidates,
             scale_range=scale_range,
@@ -134,7 +136,12 @@ class AllocEmbed:
         """Load what a config names."""
         config.check()
         backbone = load_backbone(
-            config.backbone, device=config.device, dtype=config.dtype, dim=config.dim, compile=config.compile
+            config.backbone,
+            inputs=config.inputs,
+            dim=config.dim,
+            device=config.device,
+            dtype=config.dtype,
+            compile=config.compile,
         )
         if backbone.notice:
             logger.warning(backbone.notice)
@@ -153,9 +160,9 @@ class AllocEmbed:
         return {
             "allocembed": __version__,
             "family": self.backbone.family,
-            "geometry": repr(self.backbone.geometry),
+            "inputs": repr(self.backbone.inputs),
             "dtype": str(self.backbone.dtype),
-            **settings,
+            **{name: value for name, value in settings.items() if name != "inputs"},
             "allocator": self.allocator.identity(),
         }
 
@@ -169,7 +176,7 @@ class AllocEmbed:
     def open(self, source: FileSource, *, decoder_threads: int = 0) -> VideoSource:
         """Open a source. Close it, or use it in a `with` block."""
         limits = replace(self.limits, threads=self.limits.threads or decoder_threads)
-        return self.config.open_video(source, limits)
+        return self.config.open_video(source, limits, rounds=self.backbone.inputs.rounds)
 
     def read(self, source: Source, *, decoder_threads: int = 0) -> Clip:
         """Sample the frames that the allocator wants to see."""
@@ -193,7 +200,10 @@ class AllocEmbed:
 
     def patch(self, clip: Clip, allocation: Allocation) -> Patches:
         """Resize the frames and cut them into patches."""
-        return to_patches(clip.frames, allocation, self.backbone.geometry)
+        geometry = self.backbone.geometry
+        return to_patches(
+            clip.frames, allocation, geometry, canvas=geometry.canvas(clip.height, clip.width, listed=clip.listed)
+        )
 
     def prepare(
         self, clip: Clip, question: str | None = None, instruction: str | None = None
@@ -204,7 +214,10 @@ class AllocEmbed:
             frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
             sent = replace(clip, frames=cast(np.ndarray, frames))
         allocation = self.allocate(sent if self.allocator.takes_tensors else clip, question)
-        seconds = chunk_seconds(clip.times - clip.start, allocation)
+        if clip.timed:
+            seconds = chunk_seconds(clip.times - clip.start, allocation)
+        else:
+            seconds = numbered_seconds(allocation, self.backbone.inputs.list_rate)
         return allocation, Item(Prompt(question, instruction, seconds), self.patch(sent, allocation))
 
     def embed(self, items: Sequence[Item]) -> np.ndarray:

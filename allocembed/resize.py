@@ -70,14 +70,24 @@ def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str 
     return torch.from_numpy(np.empty(tuple(shape), np.uint8 if dtype == torch.uint8 else np.float32))
 
 
-def to_patches(frames: np.ndarray | torch.Tensor, allocation: Allocation, geometry: Geometry) -> Patches:
-    """Apply an allocation to the frames (T, H, W, 3), uint8, of a clip. The patches are made where the frames are."""
+def to_patches(
+    frames: np.ndarray | torch.Tensor,
+    allocation: Allocation,
+    geometry: Geometry,
+    *,
+    canvas: tuple[int, int] | None = None,
+) -> Patches:
+    """Apply an allocation to the frames (T, H, W, 3), uint8, of a clip. The patches are made where the frames are.
+
+    `canvas` is a height and width to which every frame is brought first, if the model's own pipeline does so.
+    """
     video = torch.from_numpy(np.ascontiguousarray(frames)) if isinstance(frames, np.ndarray) else frames
     video = video.permute(0, 3, 1, 2)
     ends = np.cumsum([grid.tokens * geometry.patches_per_token for grid in allocation.grids])
     pixels = _empty((ends[-1], geometry.patch_values), torch.uint8, video.device)
     cut = _cut_singly if video.device.type == "cpu" else _cut_by_size
-    cut(video, allocation, geometry, [pixels[start:end] for start, end in zip([0, *ends], ends, strict=False)])
+    own = canvas or (video.shape[2], video.shape[3])
+    cut(video, allocation, geometry, own, [pixels[start:end] for start, end in zip([0, *ends], ends, strict=False)])
     return Patches(pixels, np.array([[grid.rows, grid.cols] for grid in allocation.grids], np.int64))
 
 
@@ -86,17 +96,31 @@ def chunk_seconds(times: np.ndarray, allocation: Allocation) -> np.ndarray:
     return np.array([sum(times[frame] for frame in frames) / len(frames) for frames in allocation.frames])
 
 
-def _cut_singly(video: torch.Tensor, allocation: Allocation, geometry: Geometry, out: list[torch.Tensor]) -> None:
+def numbered_seconds(allocation: Allocation, rate: float) -> np.ndarray:
+    """Mean time (C,) of each chunk when the frames of a clip are numbered from 0 at `rate` per second.
+
+    A frame that is repeated to fill the last chunk counts on, as in the models' own code for lists of frames.
+    """
+    numbers = np.array(allocation.frames, np.float64)
+    repeated = np.cumsum(np.diff(numbers, axis=1, prepend=-1) == 0, axis=1)
+    return ((numbers + repeated) / rate).mean(1)
+
+
+def _cut_singly(
+    video: torch.Tensor, allocation: Allocation, geometry: Geometry, canvas: tuple[int, int], out: list[torch.Tensor]
+) -> None:
     """Frame by frame, which is fastest on a CPU: the filter is sparse and the cache small."""
     for frames, grid, patches in zip(allocation.frames, allocation.grids, out, strict=True):
         height, width = grid.rows * geometry.factor, grid.cols * geometry.factor
         resized = _empty((len(frames), 3, height, width), torch.uint8)
         for slot, frame in enumerate(frames):
-            resized[slot] = resize(video[frame][None], (height, width))[0]
+            resized[slot] = resize(resize(video[frame][None], canvas), (height, width))[0]
         geometry.patchify(resized, out=patches)
 
 
-def _cut_by_size(video: torch.Tensor, allocation: Allocation, geometry: Geometry, out: list[torch.Tensor]) -> None:
+def _cut_by_size(
+    video: torch.Tensor, allocation: Allocation, geometry: Geometry, canvas: tuple[int, int], out: list[torch.Tensor]
+) -> None:
     """All chunks of one size together, in portions that fit into memory."""
     by_size: dict[Grid, list[int]] = {}
     for chunk, grid in enumerate(allocation.grids):
@@ -108,7 +132,7 @@ def _cut_by_size(video: torch.Tensor, allocation: Allocation, geometry: Geometry
             portion = chunks[start : start + at_once]
             # Stacked from views: an index would have to be moved to the device first.
             frames = torch.stack([video[frame] for chunk in portion for frame in allocation.frames[chunk]])
-            resized = resize(frames, size)
+            resized = resize(resize(frames, canvas), size)
             for chunk, own in zip(portion, resized.split(geometry.frames_per_chunk), strict=True):
                 geometry.patchify(own, out=out[chunk])
 

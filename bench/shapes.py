@@ -183,7 +183,7 @@ def make_backbone(
     family = FAMILIES[SHAPES[name].kind]
     if model is None:
         model = make_model(name, make_config(name, tokenizer, tiny=tiny), device, dtype, tiny=tiny)
-    return family.load()(model, tokenizer, family.geometry, name=name, compile=compile)
+    return family.load()(model, tokenizer, next(iter(family.inputs.values())), name=name, compile=compile)
 
 
 def make_smol(

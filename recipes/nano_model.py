@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,6 @@ from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
 from allocembed.backbones.qwen_vl.qwen2 import VIDEO_TEXT
 from allocembed.backbones.qwen_vl.qwen3 import INSTRUCTION
 from allocembed.backbones.registry import FAMILIES
-from allocembed.geometry import Geometry
 
 PATCH, MERGE = 8, 2
 # Native is 128 × 96 pixels or 48 tokens. World videos are larger, so a scale above 1 adds real detail.
@@ -41,8 +41,11 @@ def build_backbone(family: str, *, tiny: bool = False) -> QwenVLBackbone:
     tokenizer = train_tokenizer(family)
     model = (_qwen3 if family == "qwen3" else _qwen2)(tokenizer, tiny)
     kind = FAMILIES[model.config.model_type]
-    geometry = Geometry(PATCH, MERGE, kind.geometry.mean, kind.geometry.std, MIN_PIXELS, MAX_PIXELS)
-    return cast(QwenVLBackbone, kind.load()(model, tokenizer, geometry, name=f"nano-{family}"))
+    inputs = next(iter(kind.inputs.values()))
+    sizes = replace(inputs.geometry, patch=PATCH, merge=MERGE, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+    if sizes.list_multiple:
+        sizes = replace(sizes, list_multiple=2 * sizes.factor)
+    return cast(QwenVLBackbone, kind.load()(model, tokenizer, replace(inputs, geometry=sizes), name=f"nano-{family}"))
 
 
 def train_tokenizer(family: str) -> PreTrainedTokenizerFast:

@@ -52,9 +52,12 @@ class Plan:
 
     def fit(self, clip: Clip, request: AllocationRequest) -> Allocation:
         """Project the plan onto the budget."""
-        budget, per_chunk = request.budget, request.geometry.frames_per_chunk
-        native = request.geometry.native(clip.height, clip.width)
-        tokens = budget.tokens(native, clip.total, per_chunk)
+        geometry, budget, per_chunk = request.geometry, request.budget, request.geometry.frames_per_chunk
+        native = geometry.native(clip.height, clip.width, frames=len(self.kept), listed=clip.listed)
+        # A budget in frames means as many frames embedded alone, which may be larger than these many together.
+        alone = min(budget.base_frames, clip.total)
+        base = geometry.native(clip.height, clip.width, frames=alone, listed=clip.listed)
+        tokens = budget.tokens(base, clip.total, per_chunk)
         if self.bounded:
             scales, grids = project(self.scales, native, tokens, check_range(request.scale_range), grow=self.grow)
         else:
@@ -65,7 +68,7 @@ class Plan:
             grids=tuple(Grid(int(rows), int(cols)) for rows, cols in grids),
             native=native,
             budget=tokens,
-            base_cost=base_cost(native, budget.base_frames, clip.total, per_chunk),
+            base_cost=base_cost(base, budget.base_frames, clip.total, per_chunk),
         )
 
 

@@ -20,11 +20,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError
-from allocembed.geometry import Geometry
+from allocembed.inputs import Inputs
 from allocembed.resize import Patches, normalise, send
 
 Batching = Literal["pad", "pack"]
-LONGEST_TEXT = 100_000  # characters: about 25,000 tokens, more than any of the models is made for
+LONGEST_TEXT = 1_000_000  # characters: far more tokens than any of the models reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Backbone(ABC):
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        geometry: Geometry,
+        inputs: Inputs,
         *,
         name: str,
         dim: int | None = None,
@@ -107,7 +107,7 @@ class Backbone(ABC):
         compile: bool = False,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.tokenizer, self.geometry, self.name = tokenizer, geometry, name
+        self.tokenizer, self.inputs, self.geometry, self.name = tokenizer, inputs, inputs.geometry, name
         self.width, dimensions = self.find_widths()
         self.notice = notice
         self.allocator = allocator  # folder of the allocator bundled for this backbone

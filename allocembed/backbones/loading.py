@@ -17,15 +17,9 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from allocembed.backbones.base import Backbone
-from allocembed.backbones.registry import (
-    DEFAULT_BACKBONE,
-    FAMILIES,
-    REGISTRY,
-    check_backbone,
-    find_entry,
-    read_geometry,
-)
+from allocembed.backbones.registry import DEFAULT_BACKBONE, FAMILIES, REGISTRY, check_backbone, find_entry, read_inputs
 from allocembed.errors import BackboneError, MissingDependency
+from allocembed.inputs import choose_inputs
 
 
 def load_backbone(
@@ -33,17 +27,19 @@ def load_backbone(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
+    inputs: str | None = None,
     dim: int | None = None,
     compile: bool = False,
 ) -> Backbone:
     """Load a backbone by short name, hub id or local folder.
 
-    `device="auto"` is CUDA if available; `dtype="auto"` is bfloat16 there and float32 on a CPU. `dim` keeps the first
+    `device="auto"` is CUDA if available; `dtype="auto"` is bfloat16 there and float32 on a CPU. `inputs`
+    names one of the model's own input pipelines; the default is the first in the registry. `dim` keeps the first
     dimensions of the vector (Matryoshka) and normalises again. `compile` compiles the model's blocks at the first
     video: half a minute that pays off after some hundred videos. It needs a C++ compiler.
     """
     name = str(name)
-    check_backbone(name)
+    check_backbone(name, inputs)
     entry = find_entry(name)
     chosen = pick_device(device)
     folder = base = find_folder(entry.source, name)
@@ -58,12 +54,18 @@ def load_backbone(
                 f"{base} is a {config.model_type} model, and AllocEmbed supports {', '.join(FAMILIES)}: use one of "
                 f"{', '.join(REGISTRY)}, or a folder or hub id of a supported kind"
             )
-        family = FAMILIES[config.model_type]
+        family, dimensions = FAMILIES[config.model_type], config.get_text_config().hidden_size
+        if dim is not None and dim < dimensions and not entry.matryoshka:
+            raise BackboneError(
+                f"{name} was not trained for vectors shorter than {dimensions} (Matryoshka): remove dim, or use "
+                "qwen3-vl-embedding-2b"
+            )
         model = load_model(base, pick_dtype(dtype, chosen))
         tokenizer = AutoTokenizer.from_pretrained(base)
         if base != folder:
             model = _merge_adapter(model, folder)
-        geometry = read_geometry(base, config.to_dict(), family.geometry)
+        pipeline = choose_inputs(family.inputs, inputs or entry.inputs, name)
+        pipeline = read_inputs(base, config.to_dict(), family, pipeline)
     except (BackboneError, MissingDependency):
         raise
     except Exception as error:  # damaged files make these libraries raise errors of every kind
@@ -71,14 +73,15 @@ def load_backbone(
     backbone = family.load()(
         model.to(chosen),  # pyright: ignore[reportArgumentType] (transformers' stub of `to`)
         tokenizer,
-        geometry,
+        pipeline,
         name=name,
         dim=dim,
         notice=entry.notice,
         allocator=entry.allocator,
         compile=compile,
     )
-    backbone.load_arguments = {"name": name, "device": device, "dtype": dtype, "dim": dim, "compile": compile}
+    arguments = {"name": name, "device": device, "dtype": dtype, "inputs": inputs, "dim": dim, "compile": compile}
+    backbone.load_arguments = arguments
     return backbone
 
 

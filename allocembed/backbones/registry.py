@@ -8,7 +8,7 @@ this file; nothing else changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from allocembed.errors import BackboneError, did_you_mean
 from allocembed.geometry import Geometry
+from allocembed.inputs import Inputs, choose_inputs
 
 if TYPE_CHECKING:
     from allocembed.backbones.base import Backbone
@@ -26,10 +27,20 @@ DEFAULT_BACKBONE = "qwen3-vl-embedding-2b"
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model: the class that runs it, as "module:class", and how it cuts frames by default."""
+    """A kind of model: the class that runs it, as "module:class", and its input pipelines, the default first.
+
+    `stock` are the pixel limits, (lowest, highest), that published checkpoints of the family state for images, but that
+    their own video pipelines do not use. Any other limits in a checkpoint are its own.
+    """
 
     backbone: str
-    geometry: Geometry
+    inputs: Mapping[str, Inputs]
+    stock: tuple[int, int] | None = None
+
+    @property
+    def geometry(self) -> Geometry:
+        """How the default pipeline cuts frames."""
+        return next(iter(self.inputs.values())).geometry
 
     def load(self) -> type[Backbone]:
         """Import the class."""
@@ -38,16 +49,40 @@ class Family:
 
 
 CLIP_MEAN, CLIP_STD, HALF = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711), (0.5, 0.5, 0.5)
+# 4 to 1,280 tokens of 28² pixels per frame: VLM2Vec-V2's evaluation.
+VLM2VEC = Geometry(14, 2, CLIP_MEAN, CLIP_STD, min_pixels=4 * 28**2, max_pixels=1280 * 28**2)
+# VLM2Vec-V1's evaluation brings every frame to a square of 1344 pixels first, then under the limit: 35 × 35 tokens.
+VLM2VEC_V1 = replace(VLM2VEC, square=1344)
+# The demos of both generations read files with qwen-vl-utils, at most 360 × 420 pixels.
+DEMO = Inputs(replace(VLM2VEC, min_pixels=128 * 28**2, max_pixels=360 * 420), rounds=True)
+# 128 to 768 tokens of 32² pixels per frame, from qwen-vl-utils. The limit of lists is that of the model's own code.
+QWEN3 = Inputs(
+    Geometry(
+        16,
+        2,
+        HALF,
+        HALF,
+        min_pixels=128 * 32**2,
+        max_pixels=768 * 32**2,
+        file_tokens=115_200,
+        list_tokens=7_680,
+        list_multiple=64,
+    ),
+    layout="transformers-4.57",
+    rounds=True,
+    list_rate=2.0,
+    longest=8_192,
+)
 FAMILIES: dict[str, Family] = {
-    # 4 to 1,280 tokens of 28² pixels per frame: VLM2Vec-V2's video setting.
     "qwen2_vl": Family(
         "allocembed.backbones.qwen_vl.qwen2:Qwen2VLBackbone",
-        Geometry(14, 2, CLIP_MEAN, CLIP_STD, min_pixels=4 * 28**2, max_pixels=1280 * 28**2),
+        {"vlm2vec-v2": Inputs(VLM2VEC), "vlm2vec-v1": Inputs(VLM2VEC_V1), "vlm2vec-demo": DEMO},
+        stock=(3136, 12_845_056),
     ),
-    # 4 to 768 tokens of 32² pixels per frame: the upper limit is the model's own for video files (qwen-vl-utils).
     "qwen3_vl": Family(
         "allocembed.backbones.qwen_vl.qwen3:Qwen3VLBackbone",
-        Geometry(16, 2, HALF, HALF, min_pixels=4 * 32**2, max_pixels=768 * 32**2),
+        {"transformers-4.57": QWEN3, "transformers-5.10": replace(QWEN3, layout="transformers-5.10")},
+        stock=(65_536, 16_777_216),
     ),
 }
 """Families by transformers' model type."""
@@ -55,7 +90,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class BackboneEntry:
-    """A short name: where its weights are, its family, a notice for users, and the allocator bundled for it."""
+    """A short name: where its weights are, and what is known of the model."""
 
     source: str
     family: str | None = None
@@ -64,6 +99,10 @@ class BackboneEntry:
     """Logged when a user loads the model."""
     allocator: str | None = None
     """Folder of the bundled allocator."""
+    inputs: str | None = None
+    """Name of the input pipeline, if it is not the family's first."""
+    matryoshka: bool = True
+    """Whether the first dimensions of a vector may be used alone. False only if it is known that they may not."""
 
 
 def _nano(name: str, family: str) -> BackboneEntry:
@@ -74,21 +113,27 @@ def _nano(name: str, family: str) -> BackboneEntry:
 REGISTRY = {
     "qwen3-vl-embedding-2b": BackboneEntry("Qwen/Qwen3-VL-Embedding-2B", "qwen3_vl"),
     "qwen3-vl-embedding-8b": BackboneEntry("Qwen/Qwen3-VL-Embedding-8B", "qwen3_vl"),
-    "vlm2vec-v2-2b": BackboneEntry("VLM2Vec/VLM2Vec-V2.0", "qwen2_vl"),
-    "vlm2vec-qwen2vl-7b": BackboneEntry("TIGER-Lab/VLM2Vec-Qwen2VL-7B", "qwen2_vl"),
+    "vlm2vec-v2-2b": BackboneEntry("VLM2Vec/VLM2Vec-V2.0", "qwen2_vl", matryoshka=False),
+    "vlm2vec-qwen2vl-7b": BackboneEntry(
+        "TIGER-Lab/VLM2Vec-Qwen2VL-7B", "qwen2_vl", inputs="vlm2vec-v1", matryoshka=False
+    ),
     "nano-qwen3": _nano("nano-qwen3", "qwen3_vl"),
     "nano-qwen2": _nano("nano-qwen2", "qwen2_vl"),
 }
 
 
 def find_entry(name: str) -> BackboneEntry:
-    """The registry's entry, or one that only says where the checkpoint is."""
-    return REGISTRY.get(name.lower(), BackboneEntry(name))
+    """The registry's entry for a short name or a hub id, or one that only says where the checkpoint is."""
+    if name.lower() in REGISTRY:
+        return REGISTRY[name.lower()]
+    by_source = {entry.source.lower(): entry for entry in REGISTRY.values()}
+    return by_source.get(name.lower(), BackboneEntry(name))
 
 
-def check_backbone(name: str) -> None:
-    """Raise BackboneError for a name that cannot be a model's, before anything is loaded or downloaded."""
+def check_backbone(name: str, inputs: str | None = None) -> None:
+    """Raise BackboneError for a name or inputs that cannot be a model's, before anything is loaded or downloaded."""
     entry = find_entry(name)
+    known_inputs(name, inputs)  # raises if this model does not have them
     if Path(entry.source).is_relative_to(ASSETS) and not Path(entry.source).is_dir():
         raise BackboneError(
             f"{name} is missing from this installation ({entry.source}): reinstall allocembed, or make the model with "
@@ -114,10 +159,10 @@ def same_model(one: str, other: str) -> bool:
     return sources[0] == sources[1] or len({Path(source).resolve() for source in sources}) == 1
 
 
-def known_geometry(name: str) -> Geometry | None:
-    """The geometry of a backbone as far as it is known without weights; None if the checkpoint must be downloaded.
+def known_inputs(name: str, pipeline: str | None = None) -> Inputs | None:
+    """The inputs of a backbone as far as they are known without weights; None if the checkpoint must be downloaded.
 
-    >>> known_geometry("qwen3-vl-embedding-2b").factor, known_geometry("you/unknown")
+    >>> known_inputs("qwen3-vl-embedding-2b").geometry.factor, known_inputs("you/unknown")
     (32, None)
     """
     entry = find_entry(name)
@@ -125,32 +170,34 @@ def known_geometry(name: str) -> Geometry | None:
     if folder.is_dir():
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            return read_geometry(folder, config, FAMILIES[config["model_type"]].geometry)
-        except (OSError, ValueError, LookupError, TypeError):
+            family = FAMILIES[config["model_type"]]
+            return read_inputs(folder, config, family, choose_inputs(family.inputs, pipeline or entry.inputs, name))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None  # loading it says what is wrong
-    return FAMILIES[entry.family].geometry if entry.family else None
+    if entry.family is None:
+        return None
+    return choose_inputs(FAMILIES[entry.family].inputs, pipeline or entry.inputs, name)
 
 
-def read_geometry(folder: Path, config: dict[str, Any], default: Geometry) -> Geometry:
-    """The family's geometry with the checkpoint's patch size, statistics and (only tighter) pixel limits."""
-    vision = config.get("vision_config") or {}
-    geometry = replace(
-        default, patch=vision.get("patch_size", default.patch), merge=vision.get("spatial_merge_size", default.merge)
-    )
+def read_inputs(folder: Path, config: dict[str, Any], family: Family, default: Inputs) -> Inputs:
+    """The pipeline with the checkpoint's patch size, statistics and pixel limits, unless those are the stock ones."""
+    vision, geometry = config.get("vision_config") or {}, default.geometry
+    patch, merge = vision.get("patch_size", geometry.patch), vision.get("spatial_merge_size", geometry.merge)
+    geometry = replace(geometry, patch=patch, merge=merge)
+    if geometry.list_multiple:
+        geometry = replace(geometry, list_multiple=2 * geometry.factor)
     path = folder / "preprocessor_config.json"
     if not path.is_file():
-        return geometry
+        return replace(default, geometry=geometry)
     stated = json.loads(path.read_text(encoding="utf-8"))
     size = stated.get("size") or {}
-    low = stated.get("min_pixels") or size.get("shortest_edge") or default.min_pixels
-    high = stated.get("max_pixels") or size.get("longest_edge") or default.max_pixels
-    return replace(
-        geometry,
-        mean=_triple(stated.get("image_mean", default.mean)),
-        std=_triple(stated.get("image_std", default.std)),
-        min_pixels=min(low, default.min_pixels),
-        max_pixels=min(high, default.max_pixels),
-    )
+    lowest = stated.get("min_pixels") or size.get("shortest_edge")
+    highest = stated.get("max_pixels") or size.get("longest_edge")
+    if (lowest, highest) != family.stock:
+        lowest, highest = lowest or geometry.min_pixels, highest or geometry.max_pixels
+        geometry = replace(geometry, min_pixels=min(lowest, highest), max_pixels=highest, square=None)
+    mean, std = (_triple(stated.get(f"image_{name}", getattr(geometry, name))) for name in ("mean", "std"))
+    return replace(default, geometry=replace(geometry, mean=mean, std=std))
 
 
 def _triple(values: Sequence[float]) -> tuple[float, float, float]:

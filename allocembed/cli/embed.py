@@ -11,7 +11,7 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from allocembed.allocators.registry import AUTO, METHODS, make_method
-from allocembed.backbones.registry import find_entry, known_geometry
+from allocembed.backbones.registry import find_entry, known_inputs
 from allocembed.budget import Allocation, Budget
 from allocembed.cli.options import UNSET, AsJson, Command, Config, Flag, Out, Paths, UsageError
 from allocembed.config import EmbedConfig
@@ -156,10 +156,10 @@ def _sources(paths: Sequence[Path], recursive: bool) -> tuple[list[Path], list[s
 
 def _allocate(video: Path, config: EmbedConfig, question: str | None) -> tuple[Clip, Allocation, str, int]:
     """Clip, allocation, name of the method and pixels per token side; weights are loaded only if they are needed."""
-    geometry, name = known_geometry(config.backbone), config.allocator
+    inputs, name = known_inputs(config.backbone, config.inputs), config.allocator
     if name == AUTO and not find_entry(config.backbone).allocator:
         name = "uniform"
-    if name not in METHODS or geometry is None:
+    if name not in METHODS or inputs is None:
         from allocembed.embedder import AllocEmbed
 
         embedder = AllocEmbed.from_config(config)
@@ -170,10 +170,10 @@ def _allocate(video: Path, config: EmbedConfig, question: str | None) -> tuple[C
 
     allocator, budget = make_method(name), Budget.parse(config.budget)
     scale_range = config.scale_range or allocator.scale_range
-    with config.open_video(video) as source:
+    with config.open_video(video, rounds=inputs.rounds) as source:
         clip = source.sample(allocator.frames_wanted(budget, config.candidates), seek=config.seek)
-    request = AllocationRequest(geometry, budget, scale_range, question)
-    return clip, allocator.plan(clip, request).fit(clip, request), allocator.name, geometry.factor
+    request = AllocationRequest(inputs.geometry, budget, scale_range, question)
+    return clip, allocator.plan(clip, request).fit(clip, request), allocator.name, inputs.geometry.factor
 
 
 def _print_allocation(clip: Clip, allocation: Allocation) -> None:

@@ -91,9 +91,11 @@ def allocate(
     """Turn sampled scales (b, K, C) into grids: projected onto the budget, or `soft`, as they are."""
     count, k, chunks = scales.shape
     together = geometry.frames_per_chunk
-    native = geometry.native(*videos.frames.shape[-2:])
+    native, base = (
+        geometry.native(*videos.frames.shape[-2:], frames=n) for n in (chunks * together, budget.base_frames)
+    )
     sides = np.array([native.rows, native.cols])
-    limit = np.array([budget.tokens(native, int(total), together) for total in videos.totals])
+    limit = np.array([budget.tokens(base, int(total), together) for total in videos.totals])
     if mode == "projected":
         flat, grids = project(scales.reshape(count * k, chunks), sides, np.repeat(limit, k), scale_range)
         scales, grids = flat.reshape(scales.shape), grids.reshape(count, k, chunks, 2)
@@ -106,8 +108,8 @@ def allocate(
     else:
         most = np.minimum(limit, most) if mode == "projected" else np.full(count, most)
         price = token_cost(torch.from_numpy(tokens), torch.from_numpy(most), int(least))
-    base = np.array([base_cost(native, budget.base_frames, int(total), together) for total in videos.totals])
-    return Allocations(scales, grids, price.float().numpy(), tokens / base[:, None])
+    unit = np.array([base_cost(base, budget.base_frames, int(total), together) for total in videos.totals])
+    return Allocations(scales, grids, price.float().numpy(), tokens / unit[:, None])
 
 
 def concentration(tokens: np.ndarray) -> np.ndarray:
@@ -195,6 +197,7 @@ class RolloutEncoder:
                 video = torch.from_numpy(np.repeat(chosen[:, 2], together))
                 frame = torch.from_numpy(frames_of[chosen[:, 3]].reshape(-1))
                 frames = videos.frames[video.to(videos.frames.device), frame.to(videos.frames.device)].to(device)
+                frames = resize(frames, geometry.canvas(*frames.shape[-2:]))
                 pixels.append(geometry.patchify(resize(frames, (rows * geometry.factor, cols * geometry.factor))))
         return self.backbone.see(normalise(torch.cat(pixels), geometry, self.backbone.dtype), distinct[:, :2])
 

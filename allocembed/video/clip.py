@@ -36,6 +36,10 @@ class Clip:
     """The path as given, or `<frames>` for frames in memory."""
     start: float = 0.0
     """Second of the source at which this clip begins. A model sees `times - start`."""
+    listed: bool = False
+    """Whether the source is a list of frames: a folder of images, an image, or frames in memory."""
+    timed: bool = True
+    """Whether the times are real. The frames of a list have none unless its rate is given, and are then numbered."""
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -103,13 +107,24 @@ class Stopwatch:
             raise VideoError(self.source, f"{cause}; raise the limit with DecodeLimits(max_seconds=...)")
 
 
-def candidate_indices(total: int, count: int) -> np.ndarray:
+def candidate_indices(total: int, count: int, *, rounds: bool = False) -> np.ndarray:
     """Indices of `count` evenly spread frames out of `total`, or of all when there are fewer.
 
-    >>> candidate_indices(100, 4).tolist(), candidate_indices(3, 24).tolist()
-    ([0, 33, 66, 99], [0, 1, 2])
+    They are cut off to whole numbers, or with `rounds` rounded to the nearest, with the float32 steps of
+    `torch.linspace`, which the pipelines that round use.
+
+    >>> candidate_indices(99, 4).tolist(), candidate_indices(99, 4, rounds=True).tolist()
+    ([0, 32, 65, 98], [0, 33, 65, 98])
+    >>> candidate_indices(3, 24).tolist()
+    [0, 1, 2]
     """
-    return np.linspace(0, total - 1, min(count, total), dtype=np.int64)
+    count = min(count, total)
+    if not rounds or count < 2:
+        return np.linspace(0, total - 1, count, dtype=np.int64)
+    step, order = np.float32(total - 1) / np.float32(count - 1), np.arange(count)
+    # Counted from the nearer end, each value rounded once.
+    spread = np.where(order < count // 2, float(step) * order, (total - 1) - float(step) * order[::-1])
+    return np.rint(spread.astype(np.float32)).astype(np.int64)
 
 
 def is_video(path: str | Path) -> bool:

@@ -31,18 +31,20 @@ def open_video(
     rate: float | None = None,
     start: float | None = None,
     end: float | None = None,
+    rounds: bool = False,
 ) -> VideoSource:
     """Open a video file, a folder of images, one image, or frames in memory.
 
-    `rate` is the frames per second of images and frames in memory (default 1); video files have their own clock. With
-    `start` and `end` in seconds, only frames with start <= time < end exist: counts and lengths are those of that
-    part, times and frame numbers stay those of the source.
+    `rate` is the frames per second of images and frames in memory; without it they are numbered, one a second, and the
+    clip is not `timed`. Video files have their own clock. With `start` and `end` in seconds, only frames with
+    start <= time < end exist: counts and lengths are those of that part, times and frame numbers stay those of the
+    source. `rounds` chooses frames of a file as `candidate_indices` explains.
     """
     if rate is not None and not rate > 0:
         raise ConfigError(f"rate must be frames per second above 0, not {rate}")
-    rate, part = rate or 1.0, Part(start, end)
+    part = Part(start, end)
     if isinstance(source, str | Path):
-        return _open_path(Path(source), str(source), rate, limits, part)
+        return _open_path(Path(source), str(source), rate, limits, part, rounds)
     if isinstance(source, np.ndarray | Sequence):
         check_frames(source)
         frames, total = (lambda index: to_rgb(source[index], f"frame {index}")), len(source)
@@ -84,7 +86,9 @@ def probe(
         return video.probe()
 
 
-def _open_path(path: Path, name: str, rate: float, limits: DecodeLimits, part: Part) -> VideoSource:
+def _open_path(
+    path: Path, name: str, rate: float | None, limits: DecodeLimits, part: Part, rounds: bool
+) -> VideoSource:
     if not name:
         raise VideoError("''", "the path is empty; give a file or a folder")
     try:
@@ -99,7 +103,7 @@ def _open_path(path: Path, name: str, rate: float, limits: DecodeLimits, part: P
     except (OSError, ValueError) as error:
         raise VideoError(name, f"cannot be read ({error}); check the path and its permissions") from error
     if not images and path.suffix.lower() not in IMAGE_SUFFIXES:
-        return VideoFile(path, name, limits, part)
+        return VideoFile(path, name, limits, part, rounds=rounds)
     images = images or [path]
     return FrameSequence(lambda index: read_image(images[index], limits), len(images), name, rate, limits, part)
 
@@ -110,8 +114,9 @@ class VideoFile(VideoSource):
     The file is opened again only where seeking fails or the decoder contradicts the packets' timestamps.
     """
 
-    def __init__(self, path: Path, source: str, limits: DecodeLimits, part: Part) -> None:
+    def __init__(self, path: Path, source: str, limits: DecodeLimits, part: Part, *, rounds: bool = False) -> None:
         super().__init__(source, limits, part)
+        self.rounds = rounds
         self._demuxer = Demuxer(path, source, limits, self.stopwatch)
         self.decoder = PyAVDecoder(self._demuxer)
 
@@ -122,7 +127,7 @@ class VideoFile(VideoSource):
         self._begin(count, seek)
         index = self._index if seek == "keyframe" and self.part == Part() else None
         # Worth it only if all candidates have a keyframe.
-        if index and not choose_frames(index, self._span(index), count, seek)[1]:
+        if index and not choose_frames(index, self._span(index), count, seek, rounds=self.rounds)[1]:
             try:
                 return self._sample_table(index, count, seek)
             except TableMismatch:
@@ -151,7 +156,7 @@ class VideoFile(VideoSource):
         The number of frames is known only at the end, so the first pass assumes one frame per packet.
         """
         packets = len(self.table)
-        wanted = candidate_indices(packets if self.part == Part() else 0, count)
+        wanted = candidate_indices(packets if self.part == Part() else 0, count, rounds=self.rounds)
         stamps: list[int | None] = []
         for _ in range(2):
             canvas, slot, stamps = Canvas(len(wanted)), 0, []
@@ -164,9 +169,9 @@ class VideoFile(VideoSource):
                 break
             times, duration = self._clock(stamps)
             span = self.spans[seek] = self.part.span(times, duration, self.source)
-            indices = span.candidates(count)
+            indices = span.candidates(count, rounds=self.rounds)
             if np.array_equal(indices, wanted):
-                return Clip(canvas.frames, times[indices], indices, span.total, span.duration, self.source, span.start)
+                return self.make_clip(canvas, times[indices], indices, span, span.start)
             wanted = indices
         cause = f"the file is truncated or corrupt: {len(stamps)} of {packets} frames could be read"
         raise VideoError(self.source, f"{cause}; {FETCH_AGAIN}")

@@ -17,13 +17,22 @@ from allocembed.video.source import Part, VideoSource
 
 
 class FrameSequence(VideoSource, Decoder):
-    """Images as the frames of a video, at a constant `rate` per second."""
+    """Images as the frames of a video, at a constant `rate` per second, or numbered if it is None."""
+
+    listed = True
 
     def __init__(
-        self, read: Callable[[int], np.ndarray], total: int, source: str, rate: float, limits: DecodeLimits, part: Part
+        self,
+        read: Callable[[int], np.ndarray],
+        total: int,
+        source: str,
+        rate: float | None,
+        limits: DecodeLimits,
+        part: Part,
     ) -> None:
         super().__init__(source, limits, part)
-        self.read, self.total, self.rate, self.decoder = read, total, rate, self
+        self.read, self.total, self.rate, self.decoder = read, total, rate or 1.0, self
+        self.timed = rate is not None
 
     def _find_frames(self) -> FrameTable:
         every = np.arange(self.total)

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -27,9 +27,9 @@ class Span:
     source_total: int
     """Frames in the whole source."""
 
-    def candidates(self, count: int) -> np.ndarray:
+    def candidates(self, count: int, *, rounds: bool = False) -> np.ndarray:
         """Frame numbers of `count` evenly spread frames."""
-        return self.first + candidate_indices(self.total, count)
+        return self.first + candidate_indices(self.total, count, rounds=rounds)
 
     def starts(self, number: int) -> list[float]:
         """Second at which each of `number` equal windows begins."""
@@ -75,6 +75,12 @@ class VideoSource(ABC):
     """A video to sample: a file, a folder of images, or frames in memory. Use it as a context manager."""
 
     decoder: Decoder
+    rounds = False
+    """Whether positions of evenly spread frames are rounded; see `candidate_indices`."""
+    listed = False
+    """Whether this is a list of frames."""
+    timed = True
+    """Whether its times are real."""
 
     def __init__(self, source: str, limits: DecodeLimits, part: Part) -> None:
         self.source = source
@@ -104,6 +110,29 @@ class VideoSource(ABC):
         """
         self._begin(count, seek)
         return self._sample_table(self.table, count, seek)
+
+    def sample_many(self, counts: Iterable[int], seek: Seek = "exact") -> dict[int, Clip]:
+        """Return the clip that `sample` gives for each count. Exact frames are decoded once for all counts."""
+        counts = sorted(set(counts))
+        if len(counts) < 2 or seek != "exact" or not self.table.trusted:
+            return {count: self.sample(count, seek) for count in counts}
+        self._begin(counts[0], seek)
+        span, table = self._span(self.table), self.table
+        chosen = {count: span.candidates(count, rounds=self.rounds) for count in counts}
+        canvases = {count: Canvas(len(indices)) for count, indices in chosen.items()}
+        try:
+            union = np.unique(np.concatenate(list(chosen.values()))).tolist()
+            for index, _, pixels in self.decoder.pictures(table, union):
+                for count, indices in chosen.items():
+                    if indices[slot := int(np.searchsorted(indices, index)) % len(indices)] == index:
+                        canvases[count].put(slot, pixels)
+        except TableMismatch:
+            return {count: self.sample(count, seek) for count in counts}
+        self.spans[seek] = span
+        return {
+            count: self.make_clip(canvases[count], table.times[indices], indices, span, span.start)
+            for count, indices in chosen.items()
+        }
 
     def windows(self, number: int, count: int, seek: Seek = "exact") -> Iterator[Clip]:
         """Cut the source into `number` equal windows and yield `count` frames of each, in one pass.
@@ -139,6 +168,11 @@ class VideoSource(ABC):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def make_clip(self, canvas: "Canvas", times: np.ndarray, indices: np.ndarray, span: Span, start: float) -> Clip:
+        """The clip of frames that were put on a canvas."""
+        kind = {"listed": self.listed, "timed": self.timed}
+        return Clip(canvas.frames, times, indices, span.total, span.duration, self.source, start, **kind)
+
     def _begin(self, count: int, seek: str, number: int = 1) -> None:
         if min(count, number) < 1:
             raise ConfigError(f"count must be at least 1 frame (of at least 1 window), not {count} (of {number})")
@@ -151,7 +185,7 @@ class VideoSource(ABC):
 
     def _sample_table(self, table: FrameTable, count: int, seek: Seek) -> Clip:
         span = self._span(table)
-        keyframes, exact = choose_frames(table, span, count, seek)
+        keyframes, exact = choose_frames(table, span, count, seek, rounds=self.rounds)
         wanted = sorted(keyframes + exact)
         canvas = Canvas(len(wanted))
         indices, stamps = np.full((2, len(wanted)), -1, np.int64)
@@ -164,7 +198,7 @@ class VideoSource(ABC):
             raise TableMismatch
         self.spans[seek] = span
         times = (stamps - (stamps[0] if table.by == "dts" else table.stamps[0])) / table.tick_rate
-        return Clip(canvas.frames, times, indices, span.total, span.duration, self.source, span.start)
+        return self.make_clip(canvas, times, indices, span, span.start)
 
     def _count_out(self, wanted: np.ndarray) -> Iterator[Picture]:
         for index, (stamp, pixels) in enumerate(self.decoder.in_order(frozenset(wanted.tolist()))):
@@ -185,7 +219,7 @@ class VideoSource(ABC):
             for slot, index in enumerate(window.tolist()):
                 canvas.put(slot, held[index])
             paused = time.monotonic()
-            yield Clip(canvas.frames, times[window], window, span.total, span.duration, self.source, start)
+            yield self.make_clip(canvas, times[window], window, span, start)
             self.stopwatch.started += time.monotonic() - paused  # the caller's time does not count
 
 
@@ -206,9 +240,11 @@ class Canvas:
         self.frames[slot] = image
 
 
-def choose_frames(table: FrameTable, span: Span, count: int, seek: Seek) -> tuple[list[int], list[int]]:
+def choose_frames(
+    table: FrameTable, span: Span, count: int, seek: Seek, *, rounds: bool = False
+) -> tuple[list[int], list[int]]:
     """Return the frames to take as keyframes and those to decode exactly: ascending, `count` or all frames in total."""
-    wanted = span.candidates(count).tolist()
+    wanted = span.candidates(count, rounds=rounds).tolist()
     keys = table.keys_within(span.first, span.first + span.total)
     if seek == "exact" or not len(keys):
         return [], wanted

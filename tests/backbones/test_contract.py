@@ -15,7 +15,7 @@ from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import METHODS
 from allocembed.backbones.base import LONGEST_TEXT, TowerOutput
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import known_geometry
+from allocembed.backbones.registry import known_inputs
 from allocembed.benchmarks import nano
 from allocembed.errors import BackboneError
 from allocembed.policy.frame_module import FrameModuleConfig
@@ -178,8 +178,8 @@ def test_a_copy_with_patch_products_leaves_the_lent_backbone_alone(backbone):
     assert not backbone.patch_product and torch.equal(backbone.embed([item]), before)
 
 
-def test_geometry_is_known_without_weights(folder, backbone):
-    assert known_geometry(str(folder)) == backbone.geometry
+def test_inputs_are_known_without_weights(folder, backbone):
+    assert known_inputs(str(folder)) == backbone.inputs
 
 
 def test_previews_are_features_of_every_chunk_and_of_texts(backbone):

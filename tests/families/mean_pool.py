@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput
 from allocembed.backbones.registry import FAMILIES, Family
 from allocembed.geometry import Geometry
+from allocembed.inputs import Inputs
 from allocembed.resize import send
 
 FRAME = "<|image_pad|>"
@@ -197,7 +198,7 @@ def register() -> None:
     """Make transformers and the registry know the family."""
     AutoConfig.register(MODEL_TYPE, TinyMeanConfig, exist_ok=True)
     AutoModel.register(TinyMeanConfig, TinyMeanModel, exist_ok=True)
-    FAMILIES[MODEL_TYPE] = Family("tests.families.mean_pool:TinyMeanBackbone", GEOMETRY)
+    FAMILIES[MODEL_TYPE] = Family("tests.families.mean_pool:TinyMeanBackbone", {"own": Inputs(GEOMETRY)})
 
 
 def save(folder: Path) -> Path:

@@ -5,6 +5,7 @@ right-padded or packed. Right padding needs no mask: attention is causal and the
 it never sees the padding.
 """
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from allocembed.errors import BackboneError
 from allocembed.resize import send
 
 VIDEO_PAD = "<|video_pad|>"
+logger = logging.getLogger("allocembed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +92,12 @@ class QwenVLBackbone(Backbone):
                 self.check_text(text)
         # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
         tokenised = self.tokenizer([self.layout(prompt) for prompt in prompts])["input_ids"]
+        longest = self.inputs.longest
+        for ids in tokenised:
+            if len(ids) > longest:
+                logger.warning(f"a text of {len(ids):,} tokens was cut to {longest:,}, as the model's own code does")
         # An empty text has no token to pool, so it is read as the padding token alone.
-        return [np.asarray(ids or [self.tokenizer.pad_token_id or 0], np.int64) for ids in tokenised]
+        return [np.asarray(ids[:longest] or [self.tokenizer.pad_token_id or 0], np.int64) for ids in tokenised]
 
     def rows(self, tokenised: Sequence[np.ndarray], grids: Sequence[np.ndarray]) -> list[TokenRow]:
         """All rows at once, because training makes thousands.

@@ -1,7 +1,7 @@
 """Qwen2-VL as VLM2Vec uses it: no chat template, a bare video placeholder, positions that count straight through.
 
 The layouts follow VLM2Vec-V2's evaluation code: `<|video_pad|> text` for a video, the text alone for a text, and an
-instruction before the text it belongs to.
+instruction before the text it belongs to. A video without either gets MMEB-V2's constant text.
 """
 
 from allocembed.backbones.base import Prompt
@@ -18,9 +18,8 @@ class Qwen2VLBackbone(QwenVLBackbone):
     query_instruction = "Find a video that contains the following visual content:"  # MMEB-V2, MSR-VTT
 
     def layout(self, prompt: Prompt) -> str:
-        text = VIDEO_TEXT if prompt.text is None else prompt.text
-        if prompt.instruction:
-            text = f"{prompt.instruction} {text}"
+        given = [part for part in (prompt.instruction or None, prompt.text) if part is not None]
+        text = " ".join(given) if given else VIDEO_TEXT
         if prompt.seconds is None:
             return text
         return VIDEO_PAD * len(prompt.seconds) + " " + text

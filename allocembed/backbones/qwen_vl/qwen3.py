@@ -1,7 +1,8 @@
 """Qwen3-VL as Qwen3-VL-Embedding uses it: a chat turn with an instruction and a time before each chunk.
 
 The layout is the checkpoints' own chat template, written out: system = instruction, user = video then text, and the
-opening of the assistant's turn. The last token is pooled.
+opening of the assistant's turn. The last token is pooled. From transformers 5.10 on, the template's own pair of vision
+tokens stays around the chunks, each of which has a pair already.
 """
 
 import unicodedata
@@ -24,6 +25,8 @@ class Qwen3VLBackbone(QwenVLBackbone):
         if prompt.seconds is not None:
             chunk = "<{:.1f} seconds><|vision_start|>" + VIDEO_PAD + "<|vision_end|>"
             video = "".join(chunk.format(second) for second in prompt.seconds)
+            if self.inputs.layout == "transformers-5.10":
+                video = f"<|vision_start|>{video}<|vision_end|>"
         return (
             f"<|im_start|>system\n{as_sentence(prompt.instruction or '') or INSTRUCTION}<|im_end|>\n"
             f"<|im_start|>user\n{video}{prompt.text or ''}<|im_end|>\n"
