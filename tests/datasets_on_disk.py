@@ -1,8 +1,9 @@
-"""Small datasets in the genuine formats: MMEB-V2's annotations and frame folders, LoVR's records, Vript's captions."""
+"""Small MMEB-V2 datasets: annotations, frames and archives under their published names."""
 
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +17,19 @@ from pyarrow import parquet
 from tests.clips import picture
 
 OLD, NEW = "video_ret/data/ziyan/video_retrieval/{task}/frames", "video-tasks/frames/{kind}/{task}"
+FILES = {
+    "MSR-VTT": "msrvtt_test_1k.json",
+    "MSVD": "msvd_test.json",
+    "DiDeMo": "didemo_test.json",
+    "YouCook2": "data/val-00000-of-00001.parquet",
+    "VATEX": "vatex_test/test-00000-of-00001.parquet",
+    "Video-MME": "videomme/test-00000-of-00001.parquet",
+    "NExTQA": "MC/test-00000-of-00001.parquet",
+    "EgoSchema": "Subset/test-00000-of-00001.parquet",
+    "MVBench": "json/action_sequence.json",
+    "ActivityNetQA": "data/test-00000-of-00001.parquet",
+}
+"""The file of each task's annotations in its hub repository; MVBench has one for each of its 20 subsets."""
 
 # One line as published, its prompt and its text, and what is embedded of its options.
 LINES: dict[str, tuple[dict, str, list[str], int]] = {
@@ -116,14 +130,14 @@ FOLDERS = {
 """The frame folder of each line's video, as published."""
 
 
-def write_lines(
-    root: Path, task: str, lines: Sequence[Mapping], where: str = "data/test-00000-of-00001.parquet"
-) -> Path:
-    """Annotations as the hub's repository has them, under what `hf download` is told."""
-    path = root / "annotations" / task / where
+def write_lines(root: Path, task: str, lines: Sequence[Mapping], where: str | None = None) -> Path:
+    """Annotations as the hub's repository has them, in the folder that `hf download` is told."""
+    path = root / "annotations" / task / (where or FILES[task])
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.Table.from_pylist(list(lines)), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(list(lines)))
     else:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -147,8 +161,7 @@ def write_retrieval(root: Path, task: str, videos: int, layout: str = NEW) -> No
         caption = f"caption number {number}"
         lines.append(dict(zip(columns, (f"v{number}", [caption] if task == "VATEX" else caption), strict=True)))
         write_frames(root / layout.format(kind="video_ret", task=task) / f"v{number}", first=number)
-    where = "test_1k/test-00000-of-00001.parquet" if task == "MSR-VTT" else "data/test-00000-of-00001.parquet"
-    write_lines(root, task, lines, where)
+    write_lines(root, task, lines)
 
 
 def write_questions(root: Path, questions: int, videos: int = 2) -> None:
@@ -162,7 +175,34 @@ def write_questions(root: Path, questions: int, videos: int = 2) -> None:
         lines[-1] |= options | {"type": "CW"}
     for number in range(videos):
         write_frames(root / NEW.format(kind="video_qa", task="NExTQA") / str(100 + number), first=50 + number)
-    write_lines(root, "NExTQA", lines, "MC/test-00000-of-00001.parquet")
+    write_lines(root, "NExTQA", lines)
+
+
+def write_published(root: Path, subsets: Sequence[str], work: Path) -> None:
+    """All ten tasks with one query each, one of every subset for MVBench, as `hf download` leaves them.
+
+    The frames are in the published archives, not unpacked: video_ret has its tasks in data/ziyan/video_retrieval, and
+    video_qa is cut in parts. EgoSchema's folder is in lower case.
+    """
+    count = 0
+    for task, (line, _, options, _) in LINES.items():
+        names = [FOLDERS[task]] if task != "MVBench" else [f"{subset}/{line['video']}" for subset in subsets]
+        for name in names:
+            folder = work / ("video_qa/{task}" if options else OLD).format(task=task) / name
+            write_frames(Path(str(folder).replace("EgoSchema", "egoschema")), 4, first=count)
+            count += 1
+        for subset in subsets if task == "MVBench" else [""]:
+            write_lines(root, task, [line], f"json/{subset}.json" if subset else None)
+    archives = root / "video-tasks" / "frames"
+    archives.mkdir(parents=True)
+    with tarfile.open(archives / "video_ret.tar.gz", "w:gz") as archive:
+        archive.add(work / "video_ret" / "data", "data")
+    with tarfile.open(work / "video_qa.tar.gz", "w:gz") as archive:
+        archive.add(work / "video_qa", "video_qa")
+    whole = (work / "video_qa.tar.gz").read_bytes()
+    for number in range(5):
+        part = whole[len(whole) * number // 5 : len(whole) * (number + 1) // 5]
+        (archives / f"video_qa.tar.gz-0{number}").write_bytes(part)
 
 
 def write_timed_video(path: Path, seconds: float, frames: int = 60) -> Path:

@@ -2,13 +2,12 @@
 
 Files come first, so that a folder copied to a machine without a network is enough:
 
-    DIR/annotations/MSVD/**/test*.parquet      as `hf download` lays out the hub repository (.jsonl and .json too)
-    DIR/annotations/MSVD.jsonl                 or one file
-
-A subset, if the set has several, is a folder or the beginning of a file name.
+    DIR/annotations/MSVD/msvd_test.json        the published file, as `hf download` places it
+    DIR/annotations/MSVD.jsonl                 or one file of your own (.json and .parquet too)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +19,55 @@ SUFFIXES = (".parquet", ".jsonl", ".json")
 Line = dict[str, Any]
 
 
-def read_annotations(
-    root: Path, name: str, hub: str, subsets: Sequence[str], split: str, columns: Sequence[str]
-) -> list[Line]:
+@dataclass(frozen=True, kw_only=True)
+class AnnotationSet:
+    """Where the annotations of a task are published, and which columns they must have."""
+
+    name: str
+    hub: str
+    file: str
+    """Path in the hub repository, with wildcards; {subset} stands for the name of a subset."""
+    split: str
+    columns: Sequence[str]
+    subsets: Mapping[str, str] = field(default_factory=dict)
+    """Subsets to read, each with the folder of its raw videos, if the subsets have folders of their own."""
+
+    def fetch_command(self, root: Path) -> str:
+        """A command that downloads the annotations alone; the repositories hold raw videos too."""
+        pattern = self.file.format(subset="*")
+        return (
+            f"hf download {self.hub} --repo-type dataset --include '{pattern}' "
+            f"--local-dir {root / 'annotations' / self.name}"
+        )
+
+
+def read_annotations(source: AnnotationSet, root: Path) -> list[Line]:
     """All lines of a task, with a column `subset` if there are several; check that the columns exist."""
     if not root.is_dir():
         raise DataError(f"there is no folder {root}: give the folder of the dataset with --data")
+    several = len(source.subsets) > 1
     lines: list[Line] = []
-    for subset in subsets or [None]:
-        files = find_files(root / "annotations", name, subset, split, alone=len(subsets) < 2)
-        part = (
-            [line for path in files for line in read_file(path)] if files else _read_hub(root, name, hub, subset, split)
-        )
-        lines += [{**line, "subset": subset} for line in part] if len(subsets) > 1 else part
+    for subset in source.subsets or [None]:
+        files = find_files(source, root, subset)
+        part = [line for path in files for line in read_file(path)] if files else _read_hub(source, root, subset)
+        lines += [{**line, "subset": subset} for line in part] if several else part
     if not lines:
-        raise DataError(f"the annotations of {name} are empty: {_fetch(root, name, hub)}")
-    if missing := [column for column in columns if column not in lines[0]]:
+        raise DataError(f"the annotations of {source.name} are empty: {source.fetch_command(root)}")
+    if missing := [column for column in source.columns if column not in lines[0]]:
         raise DataError(
-            f"the annotations of {name} have no column {missing[0]} but {', '.join(map(str, lines[0]))}: "
-            f"they belong to another set; {_fetch(root, name, hub)}"
+            f"the annotations of {source.name} have no column {missing[0]} but {', '.join(map(str, lines[0]))}: "
+            f"they belong to another set; {source.fetch_command(root)}"
         )
     return lines
 
 
-def find_files(folder: Path, name: str, subset: str | None, split: str, *, alone: bool = True) -> list[Path]:
-    """Files that hold a split of a task, or of one of its subsets; `alone` allows them not to name the subset."""
-    found = sorted(path for end in SUFFIXES for path in (folder / name).rglob(f"*{end}"))
-    # Hub clients and editors leave hidden files beside the data.
-    found = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    if subset is not None:
-        named = [path for path in found if _names(path.relative_to(folder / name), subset)]
-        found = named or (found if alone else [])
-    parts = [path for path in found if _begins(path.stem, split)]
-    single = [path for end in SUFFIXES if (path := folder / f"{name}{end}").is_file()][:1]
-    # A set of one file need not name its split; several files without names may be several splits.
-    return parts or (found if len(found) == 1 else []) or (single if alone else [])
+def find_files(source: AnnotationSet, root: Path, subset: str | None = None) -> list[Path]:
+    """The published files of a task or of one of its subsets, or else the one file named like the task."""
+    folder = root / "annotations"
+    published = sorted((folder / source.name).glob(source.file.format(subset=subset)))
+    # One file cannot say which lines belong to which subset.
+    own = [] if len(source.subsets) > 1 else [folder / f"{source.name}{end}" for end in SUFFIXES]
+    return published or [path for path in own if path.is_file()][:1]
 
 
 def read_file(path: Path) -> list[Line]:
@@ -84,30 +97,23 @@ def _parse_line(number: int, line: bytes) -> Any:
         raise ValueError(f"line {number}: {error}") from error
 
 
-def _names(path: Path, subset: str) -> bool:
-    return subset in path.parent.parts or _begins(path.stem, subset)
-
-
-def _begins(stem: str, name: str) -> bool:
-    return stem == name or stem.startswith((f"{name}-", f"{name}_"))
-
-
-def _read_hub(root: Path, name: str, hub: str, subset: str | None, split: str) -> list[Line]:
-    which = f" ({subset})" if subset else ""
-    missing = f"the annotations of {name}{which} are not in {root / 'annotations' / name}"
+def _read_hub(source: AnnotationSet, root: Path, subset: str | None) -> list[Line]:
+    folder = root / "annotations" / source.name
+    missing = f"there is no {folder / source.file.format(subset=subset)}"
+    if len(source.subsets) < 2:
+        missing += f" and no {folder}.jsonl"
     try:
         from datasets import load_dataset
         from huggingface_hub import HfApi
 
         # On its own, the hub client would retry for minutes without a network.
-        HfApi().dataset_info(hub, timeout=10)
-        return load_dataset(hub, subset, split=split).to_list()
+        HfApi().dataset_info(source.hub, timeout=10)
+        return load_dataset(source.hub, subset, split=source.split).to_list()
     except ImportError as error:
         raise MissingDependency(f"{missing}; reading them from the hub", "datasets", "eval") from error
     except Exception as error:  # whatever the hub client and its HTTP library raise
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{missing}, and the hub does not give {hub} ({cause}): {_fetch(root, name, hub)}") from error
-
-
-def _fetch(root: Path, name: str, hub: str) -> str:
-    return f"hf download {hub} --repo-type dataset --local-dir {root / 'annotations' / name}"
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise DataError(
+            f"cannot read the annotations of {source.name}: {missing}, and the hub does not give {source.hub} "
+            f"({cause}); download them: {source.fetch_command(root)}"
+        ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from allocembed.benchmarks import longret
-from allocembed.benchmarks.longret import read_lovr, read_vript
+from allocembed.benchmarks.longret_sources import LOVR_STEPS, VRIPT_STEPS, read_lovr, read_vript, steps
 from allocembed.benchmarks.paper import BINS, CORPORA, QUERIES, STATISTICS, Durations
 from allocembed.benchmarks.report import render
 from allocembed.errors import ConfigError, DataError
@@ -49,9 +49,9 @@ def build_benchmark(
         raise ConfigError("there is no source to build from: give --lovr DIR, --vript DIR or both")
     make_room(out / longret.VIDEOS)
     sources = [*(read_lovr(lovr) if lovr else []), *(read_vript(vript) if vript else [])]
-    built = longret.build(sources, seed=seed, workers=workers, progress=progress)
+    built = longret.build(sources, out / longret.UNZIPPED, seed=seed, workers=workers, progress=progress)
     if not built.videos:
-        raise DataError(f"none of {len(sources):,} videos can be used: {built.left_out[0]}")
+        raise DataError(_nothing(built, lovr, vript))
     longret.save(built, out)
     composition = compose(built)
     texts = {
@@ -62,6 +62,20 @@ def build_benchmark(
     for name, text in texts.items():
         write_text(out / name, text)
     return texts["composition.md"], [out / name for name in (longret.VIDEOS, longret.QUERIES, *texts)]
+
+
+def _nothing(built: longret.LongRet, lovr: Path | None, vript: Path | None) -> str:
+    """What to do if no video can be used."""
+    counts = ", ".join(f"{reason}: {count:,}" for reason, count in longret.reasons(built.left_out).items())
+    message = f"cannot build LongRet: no video of the sources can be used ({counts}), such as {built.left_out[0]}."
+    if lovr:
+        message += f" LoVR's whole videos are expected as <vid>.mp4 below {lovr}, made by\n{steps(LOVR_STEPS, lovr)}\n"
+    if vript:
+        message += (
+            f" Vript's are expected as <video_id>.mp4 or in vript_long_videos/*.zip below {vript}, from\n"
+            f"{steps(VRIPT_STEPS, vript)}\n"
+        )
+    return message.rstrip()
 
 
 def compose(built: longret.LongRet) -> Composition:

@@ -2,7 +2,9 @@
 
 Retrieval searches all videos of a task, each once. A question about a video chooses from its own options. Prompts, the
 way options are written and the part of them that is embedded follow VLM2Vec's evaluation code (github.com/TIGER-AI-Lab/
-VLM2Vec, src/data/eval_dataset) character for character, so that Base can be compared with its published scores.
+VLM2Vec, src/data/eval_dataset) character for character, so that Base can be compared with its published scores. Where
+Qwen3-VL-Embedding's evaluation code (github.com/QwenLM/Qwen3-VL-Embedding, src/evaluation/mmeb_v2) writes a text or an
+option in another way, its models get that.
 """
 
 import json
@@ -13,38 +15,37 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from allocembed.benchmarks.annotations import read_annotations
-from allocembed.benchmarks.tasks import BenchmarkTask
+from allocembed.benchmarks.annotations import AnnotationSet, read_annotations
+from allocembed.benchmarks.tasks import BenchmarkTask, Wording
 from allocembed.errors import DataError
-from allocembed.video import VIDEO_SUFFIXES
+from allocembed.video import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 QA_PROMPT = (
     "Given a video and a question, select the most accurate answer from the provided candidates. "
     "Return only the exact text of your chosen answer. Question: "
 )
+FRAMES = Path("video-tasks", "frames")
 FETCH = "hf download TIGER-Lab/MMEB-V2 --repo-type dataset --include 'video-tasks/frames/{kind}*' --local-dir {root}"
 UNPACK = {
     "video_ret": "cd {folder} && mkdir -p video_ret && tar -xzf video_ret.tar.gz -C video_ret",
     "video_qa": "cd {folder} && cat video_qa.tar.gz-0* | tar -xz",
 }
 """Commands that unpack the archives of frames."""
+UNPACKED = Path("data", "ziyan", "video_retrieval")  # where the archive of video_ret has its tasks
 SHOWN = 3  # missing videos that are named
 
 Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSpec:
-    """Where the annotations of a task are, and what they hold."""
+class TaskSpec(AnnotationSet):
+    """The annotations of a task, where its videos are, and what is asked."""
 
-    name: str
-    hub: str
-    split: str
     queries: int
     """Number of queries in the published set."""
-    columns: Sequence[str]
-    subsets: Sequence[str] = ()
     prompt: str = QA_PROMPT
+    folders: Sequence[str] = ()
+    """Names of the folder of frames, if it is published under other names than the task's."""
 
     @property
     def kind(self) -> str:
@@ -63,6 +64,10 @@ class AnnotatedQuery(NamedTuple):
     text: str
     options: Sequence[str] = ()
     answer: int = 0
+    qwen3_text: str = ""
+    """The text for Qwen3-VL-Embedding, if it differs."""
+    qwen3_options: Sequence[str] = ()
+    """The options for Qwen3-VL-Embedding, if they differ."""
 
 
 def with_letters(options: Sequence[str]) -> list[str]:
@@ -93,19 +98,25 @@ def _read_didemo(line: Line) -> AnnotatedQuery:
 
 def _read_video_mme(line: Line) -> AnnotatedQuery:
     options = list(map(without_letter, line["options"]))
+    # Of an option without a letter VLM2Vec embeds the last character, and Qwen3-VL-Embedding the whole.
+    whole = [without_letter(option) if ". " in option else option for option in line["options"]]
     text = "\n".join([line["question"], *line["options"]])
-    return AnnotatedQuery(line["videoID"], text, options, "ABCD".index(line["answer"]))
+    return AnnotatedQuery(line["videoID"], text, options, "ABCD".index(line["answer"]), qwen3_options=whole)
 
 
 def _read_nextqa(line: Line) -> AnnotatedQuery:
     options = [line[f"a{place}"] for place in range(5)]
-    return AnnotatedQuery(str(line["video"]), _listed(line["question"], options), options, int(line["answer"]))
+    text, answer = _listed(line["question"], options), int(line["answer"])
+    return AnnotatedQuery(str(line["video"]), text, options, answer, qwen3_options=with_letters(options))
 
 
 def _read_egoschema(line: Line) -> AnnotatedQuery:
+    question, listed = line["question"], " ".join(line["option"])
     options = list(map(without_letter, line["option"]))
-    # There is no space before the first option: the published scores were made like this.
-    return AnnotatedQuery(line["video_idx"], line["question"] + " ".join(line["option"]), options, int(line["answer"]))
+    # VLM2Vec writes no space before the first option: its published scores were made like this.
+    return AnnotatedQuery(
+        line["video_idx"], question + listed, options, int(line["answer"]), qwen3_text=f"{question} {listed}"
+    )
 
 
 def _read_mvbench(line: Line) -> AnnotatedQuery:
@@ -139,13 +150,18 @@ def load_task(name: str, root: Path, *, limit: int | None = None, allow_missing:
     unless `allow_missing` leaves out their queries and adds a note.
     """
     spec = SPECS[name]
-    lines = read_annotations(root, name, spec.hub, spec.subsets, spec.split, spec.columns)
+    lines = read_annotations(spec, root)
     queries = [_read(spec, line, number) for number, line in enumerate(lines, 1)]
     notes = () if len(lines) == spec.queries else (f"{len(lines):,} queries, where {spec.queries:,} were published",)
     texts, names = [query.text for query in queries], [query.video for query in queries]
     if spec.kind == "video_qa":
         answers, options = np.array([query.answer for query in queries]), [list(query.options) for query in queries]
-        task = BenchmarkTask(name, spec.prompt, texts, list(map(Path, names)), answers, options, notes)
+        qwen3 = Wording(
+            [query.qwen3_text or query.text for query in queries],
+            [list(query.qwen3_options or query.options) for query in queries],
+        )
+        videos = list(map(Path, names))
+        task = BenchmarkTask(name, spec.prompt, texts, videos, answers, options, notes, {"qwen3_vl": qwen3})
     else:
         places = {video: place for place, video in enumerate(dict.fromkeys(names))}
         targets = np.array([places[video] for video in names])
@@ -157,18 +173,32 @@ def load_task(name: str, root: Path, *, limit: int | None = None, allow_missing:
     )
 
 
-def places(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
-    """Where a video may be: frames in the two published layouts and as the second one's archive unpacks, or a file."""
-    inner = Path("data/ziyan/video_retrieval", spec.name, "frames", video)
-    frames, raw = root / "video-tasks" / "frames" / spec.kind, root / "video-tasks" / "videos" / spec.kind / spec.name
-    files = [raw / f"{video}{end}" for end in ("", *sorted(VIDEO_SUFFIXES))]
-    return [frames / spec.name / video, root / spec.kind / inner, frames / inner, *files]
+def frame_folders(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
+    """Where the frames of a video may be: as VLM2Vec names the folders, or as the archive of video_ret unpacks."""
+    frames = root / FRAMES / spec.kind
+    found = [frames / folder / video for folder in spec.folders or [spec.name]]
+    if spec.kind == "video_ret":
+        inner = UNPACKED / spec.name / "frames" / video
+        found += [frames / inner, root / spec.kind / inner]
+    return found
+
+
+def raw_videos(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
+    """What a raw video may be called; MVBench names whole files, in a folder for each source of videos."""
+    folder = root / "video-tasks" / "videos" / spec.kind / spec.name
+    if len(spec.subsets) > 1:
+        subset, *rest = video.parts
+        return [folder.joinpath(spec.subsets[subset], *rest)]
+    return [folder / f"{video}{end}" for end in (".mp4", *sorted(VIDEO_SUFFIXES - {".mp4"}))]
 
 
 def find_video(spec: TaskSpec, root: Path, video: Path) -> Path | None:
     """The folder of a video's frames, or else its file; None if neither exists."""
-    for path in places(spec, root, video):
-        if any(path.iterdir()) if path.is_dir() else path.suffix.lower() in VIDEO_SUFFIXES and path.is_file():
+    for path in (*frame_folders(spec, root, video), *raw_videos(spec, root, video)):
+        if path.is_dir():
+            if any(image.suffix.lower() in IMAGE_SUFFIXES for image in path.iterdir()):
+                return path
+        elif path.suffix.lower() in VIDEO_SUFFIXES and path.is_file():
             return path
     return None
 
@@ -187,11 +217,14 @@ def _read(spec: TaskSpec, line: Line, number: int) -> AnnotatedQuery:
 
 def _remedy(spec: TaskSpec, root: Path, missing: Sequence[Path]) -> str:
     named = ", ".join(map(str, missing[:SHOWN])) + (", …" if len(missing) > SHOWN else "")
-    *folders, raw = places(spec, root, missing[0])[:4]
-    searched = "\n".join(f"  {path}" for path in (*folders, f"{raw}.mp4"))
+    folders = [f"  {path}/" for path in frame_folders(spec, root, missing[0])]
+    searched = "\n".join([*folders, f"  {raw_videos(spec, root, missing[0])[0]}"])
+    steps = [UNPACK[spec.kind].format(folder=root / FRAMES)]
+    if not any((root / FRAMES).glob(f"{spec.kind}.tar.gz*")):
+        steps.insert(0, FETCH.format(kind=spec.kind, root=root))
+    todo = "\n".join(f"  {step}" for step in steps)
     return (
-        f" ({named}). Searched for the first one in\n{searched}\n"
-        f"fetch and unpack the frames:\n  {FETCH.format(kind=spec.kind, root=root)}\n"
-        f"  {UNPACK[spec.kind].format(folder=root / 'video-tasks' / 'frames')}\n"
+        f" ({named}). Looked for the frames or the video of the first one at\n{searched}\n"
+        f"{'fetch and unpack' if len(steps) > 1 else 'unpack'} the frames:\n{todo}\n"
         "or leave out the missing ones with --allow-missing"
     )

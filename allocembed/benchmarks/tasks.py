@@ -1,15 +1,28 @@
 """What a benchmark of real videos asks: texts, videos, and which candidate is right."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from allocembed.errors import ConfigError, DataError, did_you_mean
 
 BELOW_ANY_COSINE = -2.0
+
+
+class Wording(NamedTuple):
+    """Texts and options as the evaluation of one model family writes them."""
+
+    texts: list[str]
+    options: list[list[str]] | None
+
+    def select(self, queries: Iterable[int]) -> "Wording":
+        """Keep these queries, in this order."""
+        kept = list(queries)
+        options = None if self.options is None else [self.options[query] for query in kept]
+        return Wording([self.texts[query] for query in kept], options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +42,8 @@ class BenchmarkTask:
     """Options of each question; None for retrieval."""
     notes: tuple[str, ...] = ()
     """What a reader of the numbers must know, such as what was left out."""
+    wordings: Mapping[str, Wording] = field(default_factory=dict)
+    """Texts and options of the families whose evaluation does not write them in VLM2Vec's way, by family."""
 
     @property
     def is_qa(self) -> bool:
@@ -48,20 +63,35 @@ class BenchmarkTask:
         note = f"only the first {limit} of {len(self.texts):,} queries"
         if self.is_qa:
             return self.keep_videos(np.arange(len(self.texts)) < limit, note)
-        short = replace(self, texts=self.texts[:limit], targets=self.targets[:limit])
+        short = self._select(np.arange(limit))
         return short.keep_videos(np.isin(np.arange(len(self.videos)), short.targets), f"{note} and their videos")
 
     def keep_videos(self, kept: np.ndarray, note: str) -> Self:
         """Drop videos, by a mask (V,), and the queries that need them; add a note."""
-        used = np.flatnonzero(kept if self.is_qa else kept[self.targets])
+        short = self._select(np.flatnonzero(kept if self.is_qa else kept[self.targets]))
         return replace(
-            self,
-            texts=[self.texts[i] for i in used],
+            short,
             videos=[self.videos[i] for i in np.flatnonzero(kept)],
-            targets=self.targets[used] if self.is_qa else (np.cumsum(kept) - 1)[self.targets[used]],
-            options=None if self.options is None else [self.options[i] for i in used],
+            targets=short.targets if self.is_qa else (np.cumsum(kept) - 1)[short.targets],
             notes=(*self.notes, note),
         )
+
+    def for_family(self, family: str) -> Self:
+        """The task in the words of a model family.
+
+        >>> words = {"qwen3_vl": Wording(["Who? (A) me"], [["(A) me"]])}
+        >>> asked = BenchmarkTask("t", "", ["Who?"], [Path("x")], np.array([0]), [["me"]], wordings=words)
+        >>> asked.for_family("qwen3_vl").options, asked.for_family("qwen2_vl").options
+        ([['(A) me']], [['me']])
+        """
+        words = self.wordings.get(family)
+        return self if words is None else replace(self, texts=words.texts, options=words.options)
+
+    def _select(self, queries: np.ndarray) -> Self:
+        """Keep these queries and all videos."""
+        texts, options = Wording(self.texts, self.options).select(queries)
+        wordings = {family: words.select(queries) for family, words in self.wordings.items()}
+        return replace(self, texts=texts, targets=self.targets[queries], options=options, wordings=wordings)
 
     def find_videos(
         self, find: Callable[[Path], Path | None], *, allow_missing: bool, remedy: Callable[[list[Path]], str]

@@ -20,9 +20,9 @@ def build(
       allocembed longret build --lovr LoVR --vript Vript --out longret
 
     Args:
-        lovr: Folder with LoVR's records and videos.
-        vript: Folder with vript_captions/ and vript_long_videos/.
-        out: Folder for the benchmark.
+        lovr: Folder of LoVR's download: caption_data/, and the videos joined from the clips anywhere in it.
+        vript: Folder of Vript's download: vript_captions/ and vript_long_videos/, zipped or not.
+        out: Folder for the benchmark, and for the videos that are taken out of zip files.
         seed: Chooses which captions of a video become clip queries.
         workers: Videos measured at a time.
     """

@@ -1,21 +1,38 @@
 """MMEB-V2: the published strings and frames of every task, from every layout; errors that say what is missing."""
 
 import json
+import subprocess
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from allocembed.backbones.base import Prompt
+from allocembed.backbones.base import Backbone, Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import mmeb_v2
 from allocembed.benchmarks.annotations import read_annotations, read_file
 from allocembed.benchmarks.paper import BENCHMARKS
+from allocembed.benchmarks.runner import evaluate
 from allocembed.benchmarks.tasks import instruction_for
+from allocembed.config import EmbedConfig
+from allocembed.embedder import AllocEmbed
 from allocembed.errors import DataError
 from allocembed.video import sample
 from tests.clips import write_video
-from tests.datasets_on_disk import FOLDERS, LINES, NEW, OLD, write_frames, write_lines, write_retrieval
+from tests.command import run
+from tests.datasets_on_disk import (
+    FILES,
+    FOLDERS,
+    LINES,
+    NEW,
+    OLD,
+    write_frames,
+    write_lines,
+    write_published,
+    write_questions,
+    write_retrieval,
+)
 
 QA_PROMPT = (
     "Given a video and a question, select the most accurate answer from the provided candidates. Return only the exact "
@@ -41,18 +58,13 @@ PUBLISHED = {  # task: hub set, subset, split, queries, prompt
 }
 
 
-def where(task: str) -> str:
-    """The path of a task's parquet in its hub repository."""
-    _, subset, split, *_ = PUBLISHED[task]
-    return f"{subset or 'data'}/{split}-00000-of-00001.parquet"
-
-
 @pytest.fixture
 def few_subsets(monkeypatch):
     """MVBench with two of its twenty subsets, as in the small dataset."""
     spec = mmeb_v2.SPECS["MVBench"]
     assert len(spec.subsets) == len(set(spec.subsets)) == 20
-    monkeypatch.setitem(mmeb_v2.SPECS, "MVBench", replace(spec, subsets=("action_sequence", "moving_count")))
+    few = {name: spec.subsets[name] for name in ("action_sequence", "moving_count")}
+    monkeypatch.setitem(mmeb_v2.SPECS, "MVBench", replace(spec, subsets=few))
 
 
 def test_the_ten_tasks_are_the_published_ones():
@@ -69,9 +81,9 @@ def test_every_task_asks_what_was_published_about_the_right_frames(name, few_sub
     line, text, options, answer = LINES[name]
     kind = mmeb_v2.SPECS[name].kind
     folder = write_frames(tmp_path / NEW.format(kind=kind, task=name) / FOLDERS[name])
-    write_lines(tmp_path, name, [line], where(name))
+    write_lines(tmp_path, name, [line])
     if name == "MVBench":
-        write_lines(tmp_path, name, [line], "moving_count/train-00000-of-00001.parquet")
+        write_lines(tmp_path, name, [line], "json/moving_count.json")
         write_frames(tmp_path / NEW.format(kind=kind, task=name) / "moving_count/ZS9XR.mp4")
     task = mmeb_v2.load_task(name, tmp_path)
     assert task.texts[0] == text and task.videos[0] == folder and task.targets[0] == answer
@@ -134,45 +146,122 @@ def test_a_video_with_two_queries_is_one_candidate(tmp_path):
     assert [video.name for video in task.videos] == ["b", "a"] and task.targets.tolist() == [0, 1, 0]
 
 
-def test_annotations_come_from_parquet_jsonl_and_json_alike(tmp_path):
+def test_annotations_may_be_one_file_of_any_format(tmp_path):
     line = LINES["MSVD"][0]
-    found = []
-    for number, place in enumerate(("data/test-00000-of-00001.parquet", "test.jsonl", "msvd_test.jsonl")):
+    for number, place in enumerate(("MSVD.parquet", "MSVD.jsonl", "MSVD.json")):
         root = tmp_path / str(number)
-        write_lines(root, "MSVD", [line], place)
-        found.append(read_annotations(root, "MSVD", "x/y", (), "test", ("video_id",)))
-    assert found[0] == found[1] == found[2] == [line]
+        write_lines(root, "MSVD", [line], f"../{place}")
+        assert read_annotations(mmeb_v2.SPECS["MSVD"], root) == [line]
 
 
-def test_other_splits_and_subsets_are_not_mixed_in(tmp_path):
-    lines = [{"video_id": name, "caption": name} for name in ("right", "wrong")]
-    write_lines(tmp_path, "MSR-VTT", lines[:1], "test_1k/test-00000-of-00001.parquet")
-    write_lines(tmp_path, "MSR-VTT", lines[1:], "train_9k/train-00000-of-00001.parquet")
-    write_lines(tmp_path, "MSR-VTT", lines[1:], "train_7k/test-00000-of-00001.parquet")
-    assert read_annotations(tmp_path, "MSR-VTT", "x/y", ("test_1k",), "test", ("caption",)) == lines[:1]
+def test_only_the_published_file_is_read_from_a_whole_repository(tmp_path):
+    right, wrong = [{"video": "a.mp4", "caption": "right"}], [{"video": "a.mp4", "caption": "wrong"}]
+    write_lines(tmp_path, "DiDeMo", right)
+    for other in ("didemo_train.json", "raw_data/didemo_test.json", "raw_data/tempoTL+didemo_test.json"):
+        write_lines(tmp_path, "DiDeMo", wrong, other)
+    assert read_annotations(mmeb_v2.SPECS["DiDeMo"], tmp_path) == right
+    write_lines(tmp_path, "NExTQA", [LINES["NExTQA"][0]])
+    write_lines(tmp_path, "NExTQA", wrong, "OE/test-00000-of-00001.parquet")
+    assert len(read_annotations(mmeb_v2.SPECS["NExTQA"], tmp_path)) == 1
 
 
-def test_missing_videos_are_named_with_places_and_the_command_that_fetches_them(tmp_path):
-    write_retrieval(tmp_path, "VATEX", 3)
-    for name in ("v1", "v2"):
-        for image in (tmp_path / NEW.format(kind="video_ret", task="VATEX") / name).iterdir():
-            image.unlink()
+def test_egoschemas_frames_are_found_in_both_spellings(tmp_path):
+    write_lines(tmp_path, "EgoSchema", [LINES["EgoSchema"][0]])
+    frames = tmp_path / "video-tasks/frames/video_qa"
+    folder = write_frames(frames / "egoschema" / FOLDERS["EgoSchema"], 2)
+    assert mmeb_v2.load_task("EgoSchema", tmp_path).videos == [folder]
+    (frames / "egoschema").rename(frames / "EgoSchema")
+    assert mmeb_v2.load_task("EgoSchema", tmp_path).videos == [frames / "EgoSchema" / FOLDERS["EgoSchema"]]
+
+
+def test_mvbenchs_raw_videos_are_found_in_the_folders_of_their_sources(few_subsets, tmp_path):
+    raw = tmp_path / "video-tasks/videos/video_qa/MVBench"
+    for subset, folder in (("action_sequence", "star/Charades_v1_480"), ("moving_count", "clevrer/video_validation")):
+        write_lines(tmp_path, "MVBench", [LINES["MVBench"][0]], f"json/{subset}.json")
+        (raw / folder).mkdir(parents=True)
     with pytest.raises(DataError) as error:
+        mmeb_v2.load_task("MVBench", tmp_path)
+    assert f"  {raw}/star/Charades_v1_480/ZS9XR.mp4\n" in str(error.value) and "ziyan" not in str(error.value)
+    videos = [write_video(raw / "star/Charades_v1_480/ZS9XR.mp4", 4)]
+    # The videos of one source come as frames.
+    videos.append(write_frames(raw / "clevrer/video_validation/ZS9XR.mp4", 2))
+    assert mmeb_v2.load_task("MVBench", tmp_path).videos == videos
+
+
+def test_a_folder_without_images_is_a_missing_video(tmp_path):
+    write_retrieval(tmp_path, "VATEX", 2)
+    folder = tmp_path / NEW.format(kind="video_ret", task="VATEX") / "v1"
+    for image in folder.iterdir():
+        image.rename(image.with_suffix(".part"))
+    with pytest.raises(DataError, match=r"1 of 2 videos are missing \(v1\)"):
         mmeb_v2.load_task("VATEX", tmp_path)
-    said = str(error.value)
-    assert "2 of 3 videos are missing (v1, v2)" in said and "hf download TIGER-Lab/MMEB-V2" in said
-    for layout in (NEW, OLD):
-        assert str(tmp_path / layout.format(kind="video_ret", task="VATEX") / "v1") in said
-    assert "v1.mp4" in said and "tar -xzf video_ret.tar.gz" in said and "--allow-missing" in said
-    task = mmeb_v2.load_task("VATEX", tmp_path, allow_missing=True)
-    assert len(task.texts) == len(task.videos) == 1 and "2 of 3 videos are missing" in task.notes
-    assert mmeb_v2.load_task("VATEX", tmp_path, limit=1).texts == task.texts, "a quick look needs its own videos only"
+
+
+def test_qwen3_gets_the_strings_of_its_own_evaluation(few_subsets, tmp_path):
+    for name in ("NExTQA", "EgoSchema", "Video-MME"):
+        line = LINES[name][0]
+        write_lines(
+            tmp_path, name, [line if name != "Video-MME" else {**line, "options": ["A. x", "none", "C. y", "D."]}]
+        )
+        write_frames(tmp_path / NEW.format(kind="video_qa", task=name) / FOLDERS[name], 2)
+    tasks = {name: mmeb_v2.load_task(name, tmp_path) for name in ("NExTQA", "EgoSchema", "Video-MME")}
+    qwen3 = {name: task.for_family("qwen3_vl") for name, task in tasks.items()}
+    assert qwen3["NExTQA"].options == [["(A) unhappy", "(B) for fun", "(C) dance", "(D) excited", "(E) hot"]]
+    assert tasks["NExTQA"].options == [["unhappy", "for fun", "dance", "excited", "hot"]]
+    assert qwen3["NExTQA"].texts == tasks["NExTQA"].texts
+    assert qwen3["EgoSchema"].texts[0].startswith("What is C doing? A. C is cooking. B. C")
+    assert tasks["EgoSchema"].texts[0].startswith("What is C doing?A. C is cooking. B. C")
+    assert qwen3["EgoSchema"].options == tasks["EgoSchema"].options
+    # An option without a letter: VLM2Vec's code keeps its last character, which its published scores contain.
+    assert (qwen3["Video-MME"].options, tasks["Video-MME"].options) == (
+        [["x", "none", "y", "D."]],
+        [["x", "e", "y", ""]],
+    )
+
+
+@pytest.mark.slow
+def test_a_run_embeds_the_words_of_the_models_family(qwen2_folder, qwen3_folder, tmp_path):
+    write_questions(tmp_path, 3)
+    task = mmeb_v2.load_task("NExTQA", tmp_path, limit=1)
+    for folder, option in ((qwen2_folder, "option 0 of 0"), (qwen3_folder, "(A) option 0 of 0")):
+        embedder = AllocEmbed(load_backbone(folder, device="cpu"), "base", EmbedConfig(budget="2f", candidates=2))
+        found = evaluate({"base": embedder}, [task], tmp_path / "cache")
+        assert found.outcomes[0].task.candidate_texts[0] == option and len(found.outcomes[0].task.texts) == 1
+
+
+@pytest.mark.slow
+def test_all_ten_tasks_run_from_the_downloads_and_a_second_run_embeds_nothing(qwen2_folder, tmp_path):
+    root = tmp_path / "MMEB-V2"
+    write_published(root, list(mmeb_v2.SPECS["MVBench"].subsets), tmp_path / "work")
+    words = ["eval", "mmeb-v2", "--data", root, "-b", qwen2_folder, "--methods", "base", "--budget", "2f"]
+    words += ["--candidates", 2, "--device", "cpu", "--cache", tmp_path / "cache", "--out", tmp_path / "out", "--json"]
+    for kind in ("video_ret", "video_qa"):
+        said = run(*words).stderr
+        command = mmeb_v2.UNPACK[kind].format(folder=root / "video-tasks" / "frames")
+        assert f"unpack the frames:\n  {command}\n" in said and "hf download" not in said, "the archives are there"
+        subprocess.run(command, shell=True, check=True, timeout=60)
+    with mock.patch.object(Backbone, "embed", autospec=True, side_effect=Backbone.embed) as embed:
+        first = run(*words)
+        assert first.returncode == 0, first.stderr
+        assert sum(item.patches is not None for call in embed.call_args_list for item in call.args[1]) == 29
+        embed.reset_mock()
+        assert run(*words).stdout == first.stdout and not embed.called
+    (result,) = json.loads(first.stdout)["results"]
+    assert {row["subset"]: row["n"] for row in result["rows"]} == {
+        task: 20 if task == "MVBench" else 1 for task in FILES
+    }
 
 
 def test_missing_annotations_are_named_with_the_command_that_fetches_them(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DataError, match=r"hf download VLM2Vec/MSVD --repo-type dataset --local-dir .*annotations/MSVD"):
+    with pytest.raises(DataError) as error:
         mmeb_v2.load_task("MSVD", tmp_path)
+    folder = tmp_path / "annotations/MSVD"
+    assert f"there is no {folder}/msvd_test.json and no {folder}.jsonl" in str(error.value)
+    fetch = "hf download VLM2Vec/MSVD --repo-type dataset --include 'msvd_test.json' --local-dir"
+    assert f"{fetch} {folder}" in str(error.value), "without the raw videos beside it"
+    with pytest.raises(DataError, match=r"--include 'json/\*\.json'"):
+        mmeb_v2.load_task("MVBench", tmp_path)
     with pytest.raises(DataError, match="there is no folder"):
         mmeb_v2.load_task("MSVD", tmp_path / "nowhere")
 
@@ -185,13 +274,13 @@ def test_missing_annotations_are_named_with_the_command_that_fetches_them(tmp_pa
     ],
 )
 def test_annotations_of_another_shape_are_refused(lines, message, tmp_path):
-    write_lines(tmp_path, "MSVD", lines, "test.jsonl")
+    write_lines(tmp_path, "MSVD", lines)
     with pytest.raises(DataError, match=message):
         mmeb_v2.load_task("MSVD", tmp_path)
 
 
 def test_a_damaged_annotation_file_is_named(tmp_path):
-    path = write_lines(tmp_path, "MSVD", [{"video_id": "a", "caption": ["x"]}])
+    path = write_lines(tmp_path, "MSVD", [{"video_id": "a", "caption": ["x"]}], "../MSVD.parquet")
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DataError, match="cannot read"):
         mmeb_v2.load_task("MSVD", tmp_path)
