@@ -2,7 +2,8 @@
 
 import io
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,26 @@ def full_disk(monkeypatch) -> str:
     monkeypatch.setattr(io, "open", refuse)
     monkeypatch.setattr("builtins.open", refuse)
     return "cannot write {}: No space left on device; make room there, or choose another place"
+
+
+@pytest.fixture
+def make_fifo() -> Iterator[Callable[[Path], None]]:
+    """Makes FIFOs. Whoever waits for one is let go after ten seconds, and the test fails instead of hanging."""
+    rescues: list[threading.Timer] = []
+
+    def let_go(path: Path) -> None:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+
+    def make(path: Path) -> None:
+        os.mkfifo(path)
+        rescues.append(threading.Timer(10, let_go, [path]))
+        rescues[-1].start()
+
+    yield make
+    waited = [rescue for rescue in rescues if not rescue.is_alive()]
+    for rescue in rescues:
+        rescue.cancel()
+    assert not waited, "a FIFO was waited for"
 
 
 @pytest.fixture(scope="module")

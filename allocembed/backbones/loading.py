@@ -60,12 +60,12 @@ def load_backbone(
                 f"{name} was not trained for vectors shorter than {dimensions} (Matryoshka): remove dim, or use "
                 "qwen3-vl-embedding-2b"
             )
+        pipeline = choose_inputs(family.inputs, inputs or entry.inputs, name)
+        pipeline = read_inputs(base, config.to_dict(), family, pipeline)
         model = load_model(base, pick_dtype(dtype, chosen))
         tokenizer = AutoTokenizer.from_pretrained(base)
         if base != folder:
             model = _merge_adapter(model, folder)
-        pipeline = choose_inputs(family.inputs, inputs or entry.inputs, name)
-        pipeline = read_inputs(base, config.to_dict(), family, pipeline)
     except (BackboneError, MissingDependency):
         raise
     except Exception as error:  # damaged files make these libraries raise errors of every kind

@@ -172,7 +172,9 @@ def known_inputs(name: str, pipeline: str | None = None) -> Inputs | None:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             family = FAMILIES[config["model_type"]]
             return read_inputs(folder, config, family, choose_inputs(family.inputs, pipeline or entry.inputs, name))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except BackboneError:
+            raise
+        except Exception:  # wrong types in these files raise errors of every kind
             return None  # loading it says what is wrong
     if entry.family is None:
         return None
@@ -183,6 +185,9 @@ def read_inputs(folder: Path, config: dict[str, Any], family: Family, default: I
     """The pipeline with the checkpoint's patch size, statistics and pixel limits, unless those are the stock ones."""
     vision, geometry = config.get("vision_config") or {}, default.geometry
     patch, merge = vision.get("patch_size", geometry.patch), vision.get("spatial_merge_size", geometry.merge)
+    for side in (patch, merge):
+        if not isinstance(side, int) or side < 1:
+            raise ValueError(f"patch_size and spatial_merge_size must be whole numbers above 0, not {side!r}")
     geometry = replace(geometry, patch=patch, merge=merge)
     if geometry.list_multiple:
         geometry = replace(geometry, list_multiple=2 * geometry.factor)

@@ -8,7 +8,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +37,32 @@ class Victim:
     def __init__(self, name: str, outcome: Outcome, nursery: Nursery, source: random.Random) -> None:
         self.name, self.outcome, self.nursery, self.source = name, outcome, nursery, source
         self.usual = 1.0
+        self.killed = 0
+
+    def rounds(self, kills: int) -> Iterator[int]:
+        """How often to kill each run, until there were `kills` in all; kills that came too late do not count."""
+        while self.killed < kills:
+            yield min(KILLS, kills - self.killed)
 
     def attack(self, kills: int, words: Callable[[], tuple[object, ...]], look: Callable[[], None]) -> None:
-        """Kill a command at `kills` random moments, look at what is left each time, then let it end."""
-        for _ in range(kills):
+        """Kill a command at `kills` random moments, look at what is left each time, then let it end.
+
+        A run that had ended before its kill does not count.
+        """
+        while kills:
             child = self.nursery.start(*words())
             time.sleep(self.source.uniform(0.05, 0.85) * self.usual)
             child.kill()
             status = self.nursery.wait(child)
             if status != -9:
                 judge(self.outcome, status, child.text(), f"{self.name} before the kill")
-            self.outcome.notes[f"{self.name}: {'killed' if status == -9 else 'ended before'}"] += 1
-            self.outcome.runs += 1
             look()
+            if status != -9:
+                break  # finished: there is nothing left to kill
+            self.outcome.notes[f"{self.name}: killed"] += 1
+            self.outcome.runs += 1
+            self.killed += 1
+            kills -= 1
         status, text = self.nursery.run(*words())
         if judge(self.outcome, status, text, f"{self.name} after the kills") and status:
             self.outcome.fault("lost", f"{self.name} does not resume: {text[-400:]}")
@@ -77,22 +90,13 @@ def run(settings: Settings) -> Outcome:
     return outcome
 
 
-def rounds(kills: int) -> list[int]:
-    """The kills in groups, each of one run.
-
-    >>> rounds(7)
-    [3, 3, 1]
-    """
-    return [min(KILLS, kills - first) for first in range(0, kills, KILLS)]
-
-
 def kill_index(victim: Victim, folder: Path, model: Path, kills: int) -> None:
     def words(place: Path) -> tuple[object, ...]:
         return ("index", folder / "videos", "--to", place, "--backbone", model, *INDEX_OPTIONS)
 
     victim.time(*words(folder / "whole"))
     wanted = vectors(folder / "whole")
-    for number, some in enumerate(rounds(kills)):
+    for number, some in enumerate(victim.rounds(kills)):
         place = folder / f"index{number}"
         committed: set[tuple[str, int]] = set()
 
@@ -132,7 +136,7 @@ def kill_train(victim: Victim, folder: Path, model: Path, kills: int) -> None:
 
     victim.time("train", config(folder / "unbroken"))
     weights, steps = result(folder / "unbroken")
-    for number, some in enumerate(rounds(kills)):
+    for number, some in enumerate(victim.rounds(kills)):
         out = folder / f"train{number}"
         file, reached = config(out), [0]
 
@@ -163,7 +167,7 @@ def kill_eval(victim: Victim, folder: Path, model: Path, kills: int) -> None:
 
     victim.time(*words(folder / "whole.md"))
     wanted = (folder / "whole.md").read_text()
-    for number, some in enumerate(rounds(kills)):
+    for number, some in enumerate(victim.rounds(kills)):
         table = folder / f"table{number}.md"
 
         def look(table: Path = table) -> None:

@@ -1,5 +1,6 @@
 """Loading: names, folders, the hub's cache, adapters, and checkpoints that must be refused."""
 
+import json
 import pickle
 import shutil
 from functools import partial
@@ -12,7 +13,7 @@ from transformers import AutoModel
 
 from allocembed.backbones import loading
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import check_backbone
+from allocembed.backbones.registry import check_backbone, known_inputs
 from allocembed.errors import BackboneError
 from tests.backbones.items import rows_of, text
 
@@ -48,6 +49,7 @@ def test_a_checkpoint_with_missing_weights_is_refused(folder, tmp_path):
         ("config.json", '{"model_type": ["qwen2_vl"]}', "cannot load"),
         ("tokenizer.json", '{"version": "1.0"}', "cannot load"),
         ("tokenizer.json", "\x00\x01", "cannot load"),
+        ("tokenizer.json", '{"version": "1.0", "added_tokens": [], "model": {"type": "none"}}', "cannot load"),
         ("pickle", None, "cannot load"),
         ("tokenizer.json", None, "tokenizer"),
     ],
@@ -68,6 +70,34 @@ def test_a_broken_folder_is_refused_with_its_name(folder, tmp_path, name, conten
     with pytest.raises(BackboneError, match=cause) as caught:
         load_backbone(copy)
     assert "broken" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("config.json", [1, 2]),
+        ("config.json", {"model_type": ["qwen3_vl"]}),
+        ("config.json", {"vision_config": 3}),
+        ("config.json", {"vision_config": {"patch_size": "x"}}),
+        ("config.json", {"vision_config": {"spatial_merge_size": 0}}),
+        ("preprocessor_config.json", []),
+        ("preprocessor_config.json", {"size": 3}),
+        ("preprocessor_config.json", {"max_pixels": "x"}),
+    ],
+)
+def test_wrong_types_leave_the_inputs_unknown_and_are_named_when_the_model_is_loaded(
+    qwen3_folder, tmp_path, name, changes
+):
+    copy = shutil.copytree(qwen3_folder, tmp_path / "broken")
+    assert known_inputs(str(copy)) is not None
+    stated = json.loads((copy / name).read_text()) if (copy / name).exists() else {}
+    if isinstance(changes, dict):
+        for key, value in changes.items():
+            changes = stated | {key: {**stated[key], **value} if isinstance(value, dict) else value}
+    (copy / name).write_text(json.dumps(changes))
+    assert known_inputs(str(copy)) is None
+    with pytest.raises(BackboneError, match=r"cannot load .*broken"):
+        load_backbone(copy, device="cpu")
 
 
 def test_an_unknown_backbone_says_what_to_do(tmp_path):

@@ -1,6 +1,5 @@
 """Stored embeddings belong to their video, model, method and settings."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +29,14 @@ def test_a_cache_belongs_to_its_model_method_and_settings(backbone, qwen3_folder
     ]
     assert len({base, *map(folder, others)}) == 7
     assert folder(AllocEmbed(backbone, "base", replace(QUICK, candidates=9))) == base, "Base samples no candidates"
+
+
+def test_another_version_of_the_code_has_its_own_cache(backbone, tmp_path, monkeypatch):
+    embedder = AllocEmbed(backbone, "base", QUICK)
+    videos, texts = EmbeddingCache.for_videos(tmp_path, embedder), EmbeddingCache.for_texts(tmp_path, embedder)
+    monkeypatch.setattr("allocembed.embedder.__version__", "99.0")
+    assert EmbeddingCache.for_videos(tmp_path, embedder).folder != videos.folder
+    assert EmbeddingCache.for_texts(tmp_path, embedder).folder != texts.folder
 
 
 def test_texts_belong_to_the_model_alone(backbone, qwen3_folder, tmp_path):
@@ -80,11 +87,11 @@ def test_every_image_of_a_folder_counts(tmp_path):
     assert len(digests) == len(images) + 1
 
 
-def test_a_fifo_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "x.mp4")
+def test_a_fifo_is_not_waited_for(tmp_path, make_fifo):
+    make_fifo(tmp_path / "x.mp4")
     with pytest.raises(OSError, match="device"):
         video_digest(tmp_path / "x.mp4")
-    os.mkfifo(tmp_path / "x.jpg")
+    make_fifo(tmp_path / "x.jpg")
     video_digest(tmp_path)
 
 

@@ -231,6 +231,20 @@ def test_ctrl_c_says_what_is_kept(place, tmp_path, qwen3_folder, monkeypatch):
     assert stopped.returncode == 130 and "nothing is kept" in stopped.stderr and not (tmp_path / "other").exists()
 
 
+def test_the_remedy_that_verify_names_works(tmp_path, qwen3_folder):
+    path, words = write_video(tmp_path / "a.mp4", 5), ("index", tmp_path / "a.mp4", "--to", tmp_path / "index")
+    assert run(*words, "--backbone", qwen3_folder).returncode == 0
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[content.rindex(b"Lavf")] ^= 1  # the name of the muxer: no video data
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "1 unchanged" in run(*words).stderr
+    verified = run("index", "verify", tmp_path / "index")
+    assert verified.returncode == 1 and "--recheck" in verified.stdout
+    assert "1 embedded" in run(*words, "--recheck").stderr
+    assert run("index", "verify", tmp_path / "index").returncode == 0
+
+
 @pytest.mark.slow
 def test_a_fifo_is_named_and_the_run_goes_on(place, tmp_path, qwen3_folder):
     (tmp_path / "videos").mkdir()

@@ -23,6 +23,28 @@ def test_a_file_appears_with_its_folders_when_the_block_succeeds(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
 
 
+def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_path, monkeypatch):
+    """A power cut cannot be played here, so the order of the system calls is checked."""
+    done = []
+
+    def record(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(what, *rest):
+            status = os.fstat(what) if name == "fsync" else Path(what).stat()
+            done.append((name, status.st_ino))
+            return real(what, *rest)
+
+        monkeypatch.setattr(os, name, call)
+
+    record("fsync")
+    record("replace")
+    with whole_file(tmp_path / "r.txt") as scratch:
+        scratch.write_text("whole")
+    file, folder = (tmp_path / "r.txt").stat().st_ino, tmp_path.stat().st_ino
+    assert done == [("fsync", file), ("replace", file), ("fsync", folder)]
+
+
 def test_a_failed_block_leaves_neither_file_nor_new_folders(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(RuntimeError, match="halfway"), whole_file(tmp_path / "a" / "b" / "c" / "r.txt") as scratch:

@@ -118,6 +118,12 @@ def test_tables_and_wrong_types_in_a_file_are_one_clear_error(tmp_path, text):
         make_config({}, tmp_path / "train.toml")
 
 
+def test_a_table_in_a_file_is_named_and_flat_options_are_advised(tmp_path):
+    (tmp_path / "train.toml").write_text("[train]\nsteps = 3")
+    with pytest.raises(ConfigError, match=r"train\.toml: train is a table, and options are flat; write lines such as"):
+        make_config({}, tmp_path / "train.toml")
+
+
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "train.toml").write_text("steps = 3", encoding="utf-8-sig")
     assert make_config({}, tmp_path / "train.toml").steps == 3

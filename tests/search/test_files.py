@@ -1,6 +1,7 @@
 """Finding videos in folders, and recognising them by their content."""
 
 import os
+import stat
 import time
 
 import numpy as np
@@ -40,8 +41,13 @@ def test_a_fingerprint_follows_the_content_and_not_the_name(tmp_path, size):
         assert fingerprint(one) != fingerprint(two)
 
 
-def test_what_is_not_a_regular_file_is_named_and_never_opened(tmp_path):
-    os.mkfifo(tmp_path / "pipe.mp4")
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+def test_what_is_not_a_regular_file_is_named_and_never_opened(tmp_path, kind):
+    path = tmp_path / "x.mp4"
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mknod(path, 0o600 | (stat.S_IFIFO if kind == "fifo" else stat.S_IFSOCK))
     found, unread = find_videos([tmp_path])
     assert [(file.error.split(";")[0], file.size) for file in found] == [("not a regular file", 0)] and not unread
 
@@ -53,8 +59,8 @@ def test_a_name_that_is_not_utf8_is_named(tmp_path):
     assert not found and unread == {f"{tmp_path}/caf\ufffd.mp4": "its name is not valid UTF-8; rename it"}
 
 
-def test_a_file_that_has_become_a_fifo_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.mp4")
+def test_a_file_that_has_become_a_fifo_is_not_waited_for(tmp_path, make_fifo):
+    make_fifo(tmp_path / "pipe.mp4")
     for look in (fingerprint, identity):
         with pytest.raises(OSError, match="not a regular file"):
             look(tmp_path / "pipe.mp4")

@@ -1,9 +1,11 @@
 """The server, asked as browsers and as others ask: what it gives, and what it doesn't."""
 
+import http.client
 import json
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -221,8 +223,8 @@ def test_more_searches_than_the_line_holds_are_sent_away(client, index, monkeypa
     assert Client(client.port).search("and on", top=1)
 
 
-def connect(client: Client, sent: bytes = b"") -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", client.port), timeout=20)
+def connect(client: Client, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", client.port), timeout=20, source_address=(source, 0))
     made.sendall(sent)
     return made
 
@@ -266,8 +268,9 @@ def test_a_connection_without_a_complete_request_is_closed_in_time(client, monke
     slow.close()
 
 
-def test_a_peer_with_too_many_requests_in_progress_gets_a_503_and_later_an_answer(client, index, monkeypatch):
-    monkeypatch.setattr(connections, "PER_PEER", 4)
+@pytest.mark.parametrize("limit", ["PER_PEER", "CONNECTIONS"])
+def test_a_peer_with_too_many_requests_in_progress_gets_a_503_and_later_an_answer(client, index, monkeypatch, limit):
+    monkeypatch.setattr(connections, limit, 4)
     entered, leave = threading.Semaphore(0), threading.Event()
     real = index.info
 
@@ -281,10 +284,32 @@ def test_a_peer_with_too_many_requests_in_progress_gets_a_503_and_later_an_answe
         asked = [pool.submit(client.get, "/api/info") for _ in range(4)]
         assert all(entered.acquire(timeout=30) for _ in asked)
         refused = client.get("/")
+        address = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"  # others have one address of their own
+        with connect(client, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", address) as other:
+            answer = other.recv(65536)
         leave.set()
         assert refused.status == 503 and refused.headers["Retry-After"] == "1"
         assert [job.result().status for job in asked] == [200] * 4, "requests in progress are answered"
+    status = b"200" if limit == "PER_PEER" and sys.platform == "linux" else b"503"
+    assert answer.startswith(b"HTTP/1.1 " + status), "a peer uses up its own places only"
     assert client.get("/").status == 200
+
+
+def test_the_oldest_connection_that_never_had_a_request_gives_way_first(index, monkeypatch):
+    monkeypatch.setattr(connections, "PER_PEER", 3)
+    with serving(index) as client:
+        used = http.client.HTTPConnection("127.0.0.1", client.port, timeout=20)
+        used.request("GET", "/api/info")
+        assert used.getresponse().read()
+        with connect(client) as first, connect(client) as second:
+            assert client.get("/").status == 200
+            first.settimeout(5)  # less than an idle connection may stay
+            assert is_closed(first)
+            second.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert second.recv(65536).startswith(b"HTTP/1.1 200")
+            used.request("GET", "/api/info")
+            assert used.getresponse().read()
+        used.close()
 
 
 def test_info_gives_no_folders(client, index):

@@ -144,6 +144,12 @@ def test_one_flipped_bit_in_a_manifest_is_an_error_that_names_the_index(index, t
     assert VideoIndex.open(index.store.uri).info()["videos"] == 9
 
 
+def test_a_table_without_one_of_its_columns_is_named_when_the_index_is_opened(index):
+    index.store.files_table.drop_columns(["width"])
+    with pytest.raises(SearchError, match=r"the table files of the index at .* is damaged: make a new index"):
+        VideoIndex.open(index.store.uri)
+
+
 class PanicException(BaseException):
     """As PyO3 raises it."""
 
