@@ -67,6 +67,10 @@ class EmbeddingCache:
         """The cache of texts embedded with this backbone, which no allocation changes."""
         return cls.for_videos(root, AllocEmbed(embedder.backbone, "base"), "texts")
 
+    def name(self, key: str) -> str:
+        """A name of an embedding that no other cache shares."""
+        return f"{self.folder.name}/{key}"
+
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 

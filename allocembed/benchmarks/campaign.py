@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,16 @@ from allocembed.benchmarks.comparison import Comparison, transfer_lines
 from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.page import examples, save_page
 from allocembed.benchmarks.paper import BENCHMARKS
+from allocembed.benchmarks.progress_log import ProgressLog
 from allocembed.benchmarks.request import BenchmarkRequest, EvaluationRequest, NanoRequest, short_titles
-from allocembed.benchmarks.runner import evaluate
+from allocembed.benchmarks.runner import Evaluation, digest_videos
+from allocembed.benchmarks.shards import Shard, describe_missing
 from allocembed.benchmarks.sweep import Sweep, make_embedders, sweep_json, sweep_markdown
 from allocembed.benchmarks.tasks import BenchmarkTask
 from allocembed.budget import Budget
 from allocembed.config import EmbedConfig
-from allocembed.errors import PolicyError
+from allocembed.embedder import AllocEmbed
+from allocembed.errors import ConfigError, PolicyError
 from allocembed.execution.distributed import Processes
 from allocembed.output.files import make_room, write_text
 
@@ -61,39 +65,94 @@ class CampaignResults:
     """Videos that could not be read."""
     tables: list[Table] = field(default_factory=list)
     """NanoRet's tables for a terminal; other results are shown as Markdown."""
+    unfinished: str = ""
+    """Why there are no results yet: other shards are still at work."""
 
 
 def run(
     request: BenchmarkRequest, tasks: Sequence[BenchmarkTask], *, progress: ShowProgress | None = None
 ) -> CampaignResults:
-    """Run one of the paper's benchmarks, on all processes of a torchrun job, and write its files."""
+    """Run one of the paper's benchmarks, on all processes of a torchrun job, and write its files.
+
+    A shard embeds its part. It writes the files only if all other shards are finished.
+    """
     make_room(request.out / "results.json")
     make_room(request.cache / "embeddings")
-    benchmark, unit = BENCHMARKS[request.benchmark], _unit(request)
-    found: list[Comparison] = []
-    shown: list[dict[str, Any]] = []
     processes = Processes(request.config.device)
+    log = ProgressLog(request.log if processes.first else None)
     try:
+        if request.shard and processes.world > 1:
+            raise ConfigError("cannot divide the work twice: use --shard without torchrun, or torchrun without --shard")
+        campaign = _Campaign(request, tasks, processes, log, progress)
+        if request.shard and (missing := campaign.embed_shard(shard := Shard.parse(request.shard))):
+            unfinished = describe_missing(shard, missing)
+            log.note(unfinished)
+            return CampaignResults(True, files=[request.log], unfinished=unfinished)
+        results = campaign.evaluate()
+        log.note("finished")
+        return results
+    except BaseException as error:
+        log.stop(error)
+        raise
+    finally:
+        processes.close()
+
+
+@dataclass(frozen=True, eq=False)
+class _Campaign:
+    """A benchmark on all backbones of a request."""
+
+    request: BenchmarkRequest
+    tasks: Sequence[BenchmarkTask]
+    processes: Processes
+    log: ProgressLog
+    progress: ShowProgress | None
+
+    @cached_property
+    def digests(self) -> dict[Path, str]:
+        """What identifies each video; all backbones share it."""
+        self.log.note(f"identifying {len({video for task in self.tasks for video in task.videos}):,} videos")
+        return digest_videos(self.tasks, self.processes)
+
+    def embed_shard(self, shard: Shard) -> int:
+        """Embed a shard; return how many embeddings the other shards have not made yet."""
+        # Counted at the end for all backbones, so that the last shard to finish finds nothing missing.
+        inventories = [evaluation.inventory for _, _, _, evaluation in self._embedded(shard)]
+        return sum(inventory.missing() for inventory in inventories)
+
+    def evaluate(self) -> CampaignResults:
+        """Embed what is missing, score, and write the files."""
+        request, benchmark, unit = self.request, BENCHMARKS[self.request.benchmark], _unit(self.request)
+        found: list[Comparison] = []
+        shown: list[dict[str, Any]] = []
+        for name, title, embedders, evaluation in self._embedded():
+            results = evaluation.results()
+            found.append(Comparison(benchmark, name, title, results.outcomes, results.failures, (unit,)))
+            if request.html and not request.sweep and self.processes.first:
+                shown += examples(title, embedders, results)
+        if not self.processes.first:
+            return CampaignResults(first=False)
+        if not request.sweep:
+            results = _save_tables(request, found, shown)
+        else:
+            sweeps = [Sweep(request.sweep, each.title, each.scores, each.all_notes, each.failures) for each in found]
+            results = save_sweeps(sweeps, benchmark.name, request.out)
+        return replace(results, files=[*results.files, request.log])
+
+    def _embedded(self, shard: Shard | None = None) -> Iterator[tuple[str, str, dict[str, AllocEmbed], Evaluation]]:
+        """Load one backbone after the other, and embed what is missing: its name, title, embedders and evaluation."""
+        request, processes = self.request, self.processes
         for name, title in short_titles(request.backbones).items():
             backbone, allocators = _load(name, request, processes)
             embedders = make_embedders(request.sweep, backbone, allocators, request.config)
-            with progress(title) if progress and processes.first else nullcontext() as line:
-                update = line.update if line else None
-                results = evaluate(
-                    embedders, tasks, request.cache, processes=processes, batch=request.batch, progress=update
-                )
-            found.append(Comparison(benchmark, name, title, results.outcomes, results.failures, (unit,)))
-            if request.html and not request.sweep and processes.first:
-                shown += examples(title, embedders, results)
-            del backbone, allocators, embedders  # before the next ones are loaded
-        if not processes.first:
-            return CampaignResults(first=False)
-        if not request.sweep:
-            return _save_tables(request, found, shown)
-        sweeps = [Sweep(request.sweep, each.title, each.scores, each.all_notes, each.failures) for each in found]
-        return save_sweeps(sweeps, benchmark.name, request.out)
-    finally:
-        processes.close()
+            evaluation = Evaluation(
+                embedders, self.tasks, request.cache, digests=self.digests, processes=processes, shard=shard
+            )
+            with self.progress(title) if self.progress and processes.first else nullcontext() as line:
+                update = self.log.follow(title, evaluation.failures, line.update if line else None)
+                evaluation.embed(request.batch, update)
+            yield name, title, embedders, evaluation
+            del backbone, allocators, embedders, evaluation  # before the next ones are loaded
 
 
 def run_nano(request: NanoRequest, *, progress: ShowProgress | None = None) -> CampaignResults:
@@ -163,7 +222,9 @@ def _load(name: str, request: BenchmarkRequest, processes: Processes) -> tuple[B
 
 
 def _load_backbone(name: str, config: EmbedConfig, device: str | torch.device) -> Backbone:
-    return load_backbone(name, device=device, dtype=config.dtype, dim=config.dim, compile=config.compile)
+    return load_backbone(
+        name, inputs=config.inputs, dim=config.dim, device=device, dtype=config.dtype, compile=config.compile
+    )
 
 
 def _unit(request: EvaluationRequest) -> str:

@@ -74,6 +74,13 @@ class Comparison:
             return published.average
         return round(sum(published.hits[task] for task in self.tasks) / len(self.tasks), 2)
 
+    def published_gain(self, method: str) -> float | None:
+        """The paper's gain of a method over its Base, on the tasks that ran; None if the paper has no such line."""
+        published, base = self.published(method), self.published("base")
+        if published is None or base is None:
+            return None
+        return self.published_average(published) - self.published_average(base)
+
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Everything as plain JSON values, the paper's numbers under `paper`."""
@@ -146,13 +153,14 @@ def transfer_lines(comparisons: Sequence[Comparison]) -> list[list[str]]:
 
 def _lines(comparison: Comparison, bold: str, italic: str) -> Iterator[list[str]]:
     """Cells of each method: Hit@1 per task, average, cost, videos over budget; beneath it the paper's line, if any."""
-    summaries, base = comparison.summaries, comparison.published("base")
+    summaries = comparison.summaries
     for summary, cells in zip(summaries, show_hits(summaries, bold, digits=2), strict=True):
         title = TITLES.get(summary.method, summary.method)
         yield [title, *cells, f"{summary.cost:.3f}×", f"{summary.over_budget:,}"]
         if published := comparison.published(summary.method):
             average = comparison.published_average(published)
-            change = f" ({average - comparison.published_average(base):+.2f})" if base and base is not published else ""
+            gain = comparison.published_gain(summary.method)
+            change = "" if gain is None or summary.method == "base" else f" ({gain:+.2f})"
             hits = [f"{published.hits[task]:.2f}" for task in comparison.tasks]
             # The paper's cost is over all tasks, so beside some of them it would mislead.
             cost = f"{published.cost:.3f}×" if comparison.is_complete else ""

@@ -1,6 +1,6 @@
 """The paper's figures as PNG, SVG and PDF: curves over frames (2) and budgets (5), bars of gains over Base (4)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,28 +33,52 @@ def plot_sweeps(sweeps: Sequence[Sweep], benchmark: str, stem: Path) -> list[Pat
 
 
 def plot_gains(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
-    """Bars of the gain over Base of each method within the budget; dashed lines for methods that cost more."""
+    """Bars of the gain over Base of each method within the budget, the paper's beside ours; dashed lines for methods
+    that cost more, the paper's dotted."""
     with _figure(len(comparisons), stem) as (panels, paths):
         for panel, comparison in zip(panels, comparisons, strict=True):
             summaries = {summary.method: summary for summary in comparison.summaries}
             base = summaries.pop("base").averages[AVERAGE]
             within = {m: s.averages[AVERAGE] - base for m, s in summaries.items() if not s.over_budget}
-            colours = [_colour(method, number) for number, method in enumerate(within)]
-            bars = panel.bar([_title(method) for method in within], list(within.values()), color=colours, width=0.62)
-            panel.bar_label(bars, fmt="%+.2f", padding=2, fontsize=8)
-            for number, (method, summary) in enumerate(summaries.items()):
+            paper = {m: gain for m in summaries if (gain := comparison.published_gain(m)) is not None}
+            colours = {method: _colour(method, number) for number, method in enumerate(summaries)}
+            _draw_gains(panel, within, {m: gain for m, gain in paper.items() if m in within}, colours)
+            for method, summary in summaries.items():
                 if summary.over_budget:
                     gain = summary.averages[AVERAGE] - base
                     words = f"{_title(method)} {gain:+.2f} at {summary.cost:.2f}×"
-                    panel.axhline(gain, color=_colour(method, number), linestyle="--", linewidth=1.2, label=words)
-                    panel.legend()
+                    panel.axhline(gain, color=colours[method], linestyle="--", linewidth=1.2, label=words)
+                    if method in paper:
+                        words = f"paper: {_title(method)} {paper[method]:+.2f}"
+                        panel.axhline(paper[method], color=colours[method], linestyle=":", linewidth=1.2, label=words)
             panel.axhline(0, color="#333333", linewidth=0.8)
             panel.tick_params(axis="x", labelrotation=18, labelsize=8)
             panel.margins(y=0.2)
+            if labels := panel.get_legend_handles_labels()[1]:
+                bottom, top = panel.get_ylim()  # room for the legend above the bars
+                panel.set_ylim(bottom, top + 0.11 * len(labels) * (top - bottom))
+                panel.legend(loc="upper left")
             panel.set_xlim(-0.7, max(2, len(within) - 1) + 0.7)  # a few bars are no wider than many
             panel.set_title(comparison.title)
         panels[0].set_ylabel(f"{comparisons[0].benchmark.name}: points of Hit@1 over Base")
     return paths
+
+
+def _draw_gains(panel: Any, ours: Mapping[str, float], paper: Mapping[str, float], colours: Mapping[str, str]) -> None:
+    """A bar per method, and a hatched one beside it if the paper has that method."""
+    methods = list(ours)
+    panel.set_xticks(range(len(methods)), [_title(method) for method in methods])
+    for method, gain in ours.items():
+        shift = 0.2 if method in paper else 0.0
+        width = 0.38 if method in paper else 0.62
+        bar = panel.bar(methods.index(method) - shift, gain, color=colours[method], width=width)
+        panel.bar_label(bar, fmt="%+.2f", padding=2, fontsize=7 if paper else 8)
+    look = {"width": 0.38, "color": "none", "hatch": "////", "linewidth": 1.0}
+    for method, gain in paper.items():
+        bar = panel.bar(methods.index(method) + 0.2, gain, edgecolor=colours[method], **look)
+        panel.bar_label(bar, fmt="%+.2f", padding=2, fontsize=7, color="#555555")
+    if paper:
+        panel.bar(0, 0, edgecolor="#555555", label="the paper", **look)  # for the legend, in no method's colour
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """An embedder as an mteb model: `mteb.evaluate(MtebModel(embedder), tasks)`.
 
-Videos are read by us, not by mteb: its datasets are asked for files instead of decoded frames, so that the allocator
-samples from the whole video and no second decoder is needed. The revision holds the digest of everything that decides
-the vectors, so results of another allocator, budget or model are never mistaken for these.
+Retrieval, question answering, classification, clustering and pairs of videos all run. Videos are read by us, not by
+mteb: its datasets are asked for files instead of decoded frames, so that the allocator samples from the whole video and
+no second decoder is needed. mteb stores results by a model's name and revision. Both hold the digest of everything that
+decides the vectors, so results of another allocator, budget or model are never mistaken for these.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class MtebModel:
     ) -> np.ndarray:
         """Vectors (N, dim) of everything a loader gives, in its order."""
         instruction = self._instruction(task_metadata, prompt_type)
-        return np.concatenate([self._encode(rows, instruction) for rows in read_batches(inputs)])
+        none = np.empty((0, self.embedder.backbone.dim), np.float32)
+        return np.concatenate([none, *(self._encode(rows, instruction) for rows in read_batches(inputs))])
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Cosines (N, M); the vectors have length 1."""
@@ -91,7 +93,7 @@ class MtebModel:
 
 
 def make_meta(embedder: AllocEmbed) -> ModelMeta:
-    """What mteb writes beside its results: the settings, and the digest of settings and weights as the revision."""
+    """What mteb stores results by: a name and a revision with the digest of all settings and weights."""
     try:
         from mteb.models import ModelMeta
         from mteb.models.model_meta import ScoringFunction
@@ -99,10 +101,12 @@ def make_meta(embedder: AllocEmbed) -> ModelMeta:
         raise MissingDependency("evaluation with mteb", "mteb", "eval") from error
     backbone = embedder.backbone
     settings = {name: value for name, value in embedder.config.settings().items() if value is not None}
+    digest = make_key(json.dumps(embedder.identity(), sort_keys=True))[:12]
     return ModelMeta.create_empty(
         {
-            "name": f"allocembed/{Path(backbone.name).name}",
-            "revision": f"{__version__}-{make_key(json.dumps(embedder.identity(), sort_keys=True))[:12]}",
+            # By the name alone, as mteb's tables list models, two allocators must differ too.
+            "name": f"allocembed/{Path(backbone.name).name}-{embedder.allocator.name}-{digest}",
+            "revision": f"{__version__}-{digest}",
             "n_parameters": backbone.parameter_count,
             "embed_dim": backbone.dim,
             "open_weights": True,
@@ -122,6 +126,8 @@ def read_batches(loader: Iterable[Any]) -> Iterator[list[dict[str, Any]]]:
     if dataset is not None and "video" in getattr(dataset, "column_names", ()):
         from datasets import Video
 
+        # Other columns, such as sound, would be decoded for nothing.
+        dataset = dataset.select_columns([name for name in ("text", "video") if name in dataset.column_names])
         if isinstance(dataset.features["video"], Video):
             dataset = dataset.cast_column("video", Video(decode=False))
         order = [place for batch in loader.batch_sampler for place in batch]  # pyright: ignore[reportAttributeAccessIssue]

@@ -9,6 +9,7 @@ from allocembed.allocators.registry import ALL_METHODS, check_allocator
 from allocembed.backbones.registry import check_backbone
 from allocembed.benchmarks import longret, mmeb_v2
 from allocembed.benchmarks.paper import BENCHMARKS, TRANSFER
+from allocembed.benchmarks.shards import Shard
 from allocembed.benchmarks.tasks import BenchmarkTask, check_names
 from allocembed.budget import CANDIDATES
 from allocembed.config import EmbedConfig
@@ -81,8 +82,19 @@ class BenchmarkRequest(EvaluationRequest):
     """Folder for the results."""
     batch: int = 4
     """Videos embedded at a time on a GPU."""
+    shard: str | None = None
+    """Embed only part I of N, such as 1/4, into a cache that all N processes share, without torchrun. The last shard to
+    finish writes the results; so does a later run without this option."""
+
+    @property
+    def log(self) -> Path:
+        """The file that progress is written to."""
+        name = f"progress-{self.shard.replace('/', '-of-')}" if self.shard else "progress"
+        return self.out / f"{name}.log"
 
     def __post_init__(self) -> None:
+        if self.shard:
+            Shard.parse(self.shard)
         (benchmark,) = check_names("benchmark", [self.benchmark], BENCHMARKS)
         if self.sweep and self.transfer:
             raise ConfigError("a sweep and a transfer are separate runs: request only one of them")

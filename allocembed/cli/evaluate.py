@@ -52,6 +52,7 @@ def mmeb_v2(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False)
 
       allocembed eval mmeb-v2 --data MMEB-V2 --tasks MSR-VTT,MSVD --backbone vlm2vec-v2-2b
       torchrun --nproc-per-node 8 -m allocembed eval mmeb-v2 --data MMEB-V2
+      CUDA_VISIBLE_DEVICES=0 allocembed eval mmeb-v2 --data MMEB-V2 --shard 1/8    # and so on, up to 8/8
 
     Args:
         as_json: Print the results as JSON.
@@ -78,7 +79,9 @@ def _run(request: BenchmarkRequest, as_json: bool) -> None:
     from allocembed.benchmarks import campaign
 
     results = campaign.run(request, tasks, progress=progress)
-    if results.first:
+    if results.unfinished:
+        say(results.unfinished)
+    elif results.first:
         _show(results, as_json)
 
 

@@ -49,5 +49,5 @@ def toy_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_frames(root / NEW.format(kind="video_ret", task="MSR-VTT") / f"video{number}", pictures)
         caption = world.describe_video(timelines, number, random.Random(number))
         lines.append({"video_id": f"video{number}", "video": f"video{number}.mp4", "caption": caption})
-    write_lines(root, "MSR-VTT", lines, "test_1k/test-00000-of-00001.parquet")
+    write_lines(root, "MSR-VTT", lines)
     return root

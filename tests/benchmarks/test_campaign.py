@@ -21,10 +21,14 @@ from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.nano import RETRIEVAL
 from allocembed.benchmarks.page import save_page
 from allocembed.benchmarks.request import BenchmarkRequest, NanoRequest
+from allocembed.benchmarks.runner import TaskOutcome
 from allocembed.benchmarks.sweep import FRAMES, Sweep
-from allocembed.errors import OutputError, PolicyError
+from allocembed.benchmarks.tasks import BenchmarkTask
+from allocembed.errors import ConfigError, OutputError, PolicyError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
+from tests.chromium import Chromium
+from tests.datasets_on_disk import NEW, write_retrieval
 
 pytestmark = pytest.mark.slow  # whole runs, servers and command lines
 
@@ -69,6 +73,9 @@ def test_results_are_written_beside_the_papers(qwen2_folder, data, tmp_path, mon
     assert latex.count(r"\begin") == latex.count(r"\end") and "×" not in latex
     assert Image.open(out / "gains.png").width > 600
     assert (out / "gains.pdf").read_bytes().startswith(b"%PDF")
+    gains = (out / "gains.svg").read_text()
+    assert ">the paper<" in gains and ">-0.94<" in gains, "the paper's gain of Uniform on these two tasks"
+    assert "paper: Full Resolution +" in gains
 
 
 def test_the_papers_tables_are_whole():
@@ -142,6 +149,60 @@ def test_names_of_files_do_not_become_markup_in_the_page(data, tmp_path):
     outcome = comparison.Comparison(paper.BENCHMARKS["mmeb-v2"], "x", title, [], ["<i>a</i>.mp4"])
     page = save_page([outcome], "", [], [], tmp_path / "report.html").read_text()
     assert title not in page and "<i>" not in page and "&lt;i&gt;a" in page
+
+
+def test_cost_and_videos_over_budget_are_seen_without_scrolling(tmp_path):
+    benchmark = paper.BENCHMARKS["mmeb-v2"]
+    outcomes = [
+        TaskOutcome(
+            Score(method, name, 55.5, 5.0, 2.952, 1234, 4478),
+            1.0,
+            BenchmarkTask(name, "", [], [], np.array([])),
+            np.array([]),
+            np.array([]),
+        )
+        for method in ("base", "content", "a-folder-with-a-long-name/my-allocator/best")
+        for name in benchmark.tasks
+    ]
+    found = comparison.Comparison(benchmark, "vlm2vec-v2-2b", "vlm2vec-v2-2b", outcomes)
+    page = save_page([found], "", [], [], tmp_path / "report.html")
+    with Chromium(tmp_path / "profile", 1400, 900) as browser:
+        browser.go(page.as_uri())
+        assert browser.run("document.querySelectorAll('th').length") == 14
+        width = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('#tables'))"
+        assert browser.run(width) == 0 == browser.run("Math.max(0, document.documentElement.scrollWidth - innerWidth)")
+
+
+def test_progress_is_written_beside_the_results(qwen2_folder, tmp_path):
+    write_retrieval(tmp_path, "MSR-VTT", 3)
+    for image in (tmp_path / NEW.format(kind="video_ret", task="MSR-VTT") / "v2").iterdir():
+        image.write_bytes(b"no picture")
+    campaign(tmp_path, tmp_path, qwen2_folder, tasks=["MSR-VTT"], methods=["base"])
+    lines = (tmp_path / "out" / "progress.log").read_text().splitlines()
+    said = [line.partition(" ")[2].partition(" ")[2] for line in lines]
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
+    assert said[0] == "identifying 3 videos" and said[-1] == "finished"
+    assert sum("cannot read" in line and "v2" in line for line in said) == 1
+    assert re.fullmatch(rf"{qwen2_folder.name}: 6/6, .*/(s|min|h), 1 unreadable", said[-2])
+
+
+def test_the_last_shard_writes_the_results(qwen2_folder, data, tmp_path):
+    few = {"tasks": ["MSR-VTT"], "methods": ["base", "uniform"]}
+    first = campaign(data, tmp_path, qwen2_folder, shard="1/2", **few)
+    assert re.match(r"shard 1/2 is finished; \d+ embeddings of other shards are still to come: ", first.unfinished)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["progress-1-of-2.log"]
+    last = campaign(data, tmp_path, qwen2_folder, shard="2/2", **few)
+    whole = campaign(data, tmp_path / "whole", qwen2_folder, **few)
+    assert last.json == whole.json and not last.unfinished and tmp_path / "out" / "results.md" in last.files
+
+
+def test_shards_of_a_torchrun_job_are_refused(qwen2_folder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("allocembed.benchmarks.campaign.Processes.world", 2, raising=False)
+    monkeypatch.setattr("allocembed.benchmarks.campaign.Processes.__init__", lambda self, device: None)
+    monkeypatch.setattr("allocembed.benchmarks.campaign.Processes.rank", 0, raising=False)
+    monkeypatch.setattr("allocembed.benchmarks.campaign.Processes.close", lambda self: None)
+    with pytest.raises(ConfigError, match="without torchrun"):
+        campaign(data, tmp_path, qwen2_folder, tasks=["MSR-VTT"], shard="1/2")
 
 
 @pytest.mark.slow

@@ -42,6 +42,8 @@ def test_nano_requests_have_their_own_usual_names():
         ({"backbones": ["vlm2vec-v2-2c"]}, "did you mean vlm2vec-v2-2b?"),
         ({"benchmark": "mmeb"}, "unknown benchmark 'mmeb'"),
         ({"sweep": "frames", "transfer": True}, "separate runs"),
+        ({"shard": "3/2"}, "write I/N, with I from 1 to N"),
+        ({"shard": "first"}, "write I/N, with I from 1 to N"),
         ({"transfer": True, "methods": ["uniform"]}, "compares with Base"),
         ({"sweep": "frames", "config": EmbedConfig(candidates=8)}, "leave out --candidates"),
         ({"sweep": "budgets", "config": EmbedConfig(budget="4f")}, "leave out --budget"),
