@@ -25,7 +25,7 @@ class Inputs:
     list_rate: float = 1.0
     """Frames per second of the sampled frames of a list, if nobody says at which rate the list was made."""
     longest: int = 32_768
-    """Most tokens of a prompt, with one for each chunk. A longer one is cut."""
+    """Most tokens of a row, visual ones included. A longer text is cut."""
 
 
 def choose_inputs(available: Mapping[str, Inputs], name: str | None, model: str) -> Inputs:

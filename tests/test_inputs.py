@@ -126,9 +126,15 @@ def test_the_newer_layout_has_the_outer_pair(stock):
 
 def test_a_long_text_is_cut_and_it_is_said(stock, caplog):
     backbone = load_backbone(stock, device="cpu")
-    long, cut = backbone.tokenise([Prompt("word " * 9000), Prompt("word")])
-    assert len(long) == 8192 and len(cut) < 50
+    no = np.empty((0, 2), np.int64)
+    long, short = backbone.rows(backbone.tokenise([Prompt("word " * 9000), Prompt("word")]), [no, no])
+    assert len(long) == 8192 and len(short) < 50
     assert "cut to 8,192" in caplog.text
+    video = Prompt("word " * 9000, seconds=np.zeros(2))
+    (row,) = backbone.rows(backbone.tokenise([video]), [np.array([[10, 20], [30, 40]])])
+    assert len(row) == 8192 and row.visual.sum() == 1400
+    (whole,) = backbone.rows(backbone.tokenise([Prompt(seconds=np.zeros(2))]), [np.array([[95, 95], [2, 2]])])
+    assert len(whole) > 8192  # the video alone is over the limit, and is embedded whole
 
 
 def test_an_instruction_replaces_the_default_text_of_a_video(qwen2_folder):

@@ -92,12 +92,8 @@ class QwenVLBackbone(Backbone):
                 self.check_text(text)
         # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
         tokenised = self.tokenizer([self.layout(prompt) for prompt in prompts])["input_ids"]
-        longest = self.inputs.longest
-        for ids in tokenised:
-            if len(ids) > longest:
-                logger.warning(f"a text of {len(ids):,} tokens was cut to {longest:,}, as the model's own code does")
         # An empty text has no token to pool, so it is read as the padding token alone.
-        return [np.asarray(ids[:longest] or [self.tokenizer.pad_token_id or 0], np.int64) for ids in tokenised]
+        return [np.asarray(ids or [self.tokenizer.pad_token_id or 0], np.int64) for ids in tokenised]
 
     def rows(self, tokenised: Sequence[np.ndarray], grids: Sequence[np.ndarray]) -> list[TokenRow]:
         """All rows at once, because training makes thousands.
@@ -107,6 +103,7 @@ class QwenVLBackbone(Backbone):
         """
         if not tokenised:
             return []
+        tokenised = [self._cut(ids, sizes) for ids, sizes in zip(tokenised, grids, strict=True)]
         line, sizes = np.concatenate(tokenised), np.concatenate(grids)
         counts = np.where(line == self.video_token, 0, 1)
         counts[counts == 0] = sizes.prod(-1)
@@ -119,6 +116,22 @@ class QwenVLBackbone(Backbone):
         visual = ids == self.video_token
         bounds = zip(starts.tolist(), ends.tolist(), strict=True)
         return [TokenRow(ids[start:end], positions[:, start:end], visual[start:end]) for start, end in bounds]
+
+    def _cut(self, ids: np.ndarray, grids: np.ndarray) -> np.ndarray:
+        """The prompt cut at the model's limit, as its own tokenizer call does, which keeps tokens that it appends.
+
+        A video that is over the limit by itself is not cut: the own code refuses it, ours embeds it.
+        """
+        visual, longest = int(grids.prod(-1).sum()) - len(grids), self.inputs.longest
+        if len(ids) + visual <= longest:
+            return ids
+        appended = self.tokenizer.num_special_tokens_to_add()
+        keep = longest - visual - appended
+        chunks = np.flatnonzero(ids == self.video_token)
+        if keep <= (chunks[-1] if len(chunks) else 0):
+            return ids
+        logger.warning(f"a prompt of {len(ids) + visual:,} tokens was cut to {longest:,}, as the model's own code does")
+        return np.concatenate([ids[:keep], ids[len(ids) - appended :]])
 
     def prepare_tower(self, grids: np.ndarray) -> TowerInputs:
         patches = np.concatenate([np.ones((len(grids), 1), np.int64), grids * self.geometry.merge], 1)
