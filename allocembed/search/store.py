@@ -22,6 +22,7 @@ from allocembed.search.lance import import_lancedb
 from allocembed.search.settings import IndexSettings
 
 LOCK = "indexing.lock"
+PATIENCE = 5.0  # seconds to wait for the lock: two runs that start at once must not both give way
 TABLES = ("vectors", "files", "about")
 EVERYTHING = 2**31 - 1
 LOOKUP_UP_TO = 20_000  # vectors; in a larger index, the rows of a video are found by an index on that column
@@ -262,7 +263,7 @@ def locked(uri: str) -> Iterator[None]:
     made = [folder for folder in path.parent.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, timeout=0)
+        lock = FileLock(path, timeout=PATIENCE)
         lock.acquire()
     except Timeout as error:
         raise SearchError(f"another run is indexing into {uri}: wait until it is done") from error

@@ -3,8 +3,11 @@
 import os
 import shutil
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -33,7 +36,8 @@ def test_a_read_only_index_is_searched_but_not_written(index, folder, monkeypatc
     assert index.search("anything", top=3) and index.info() == before
 
 
-def test_two_runs_do_not_index_at_once(index, folder):
+def test_two_runs_do_not_index_at_once(index, folder, monkeypatch):
+    monkeypatch.setattr(store, "PATIENCE", 0)
     with index.store.locked(), pytest.raises(SearchError, match="another run is indexing"):
         VideoIndex.open(index.store.uri).add([folder])
 
@@ -92,7 +96,23 @@ def test_an_index_is_never_made_over_another(index, config, embedder, monkeypatc
     assert index.info() == before
 
 
-def test_a_second_run_waits_while_the_first_makes_the_index(tmp_path, config, embedder):
+def test_a_lock_that_is_held_for_a_moment_stops_nobody(tmp_path, config, embedder):
+    """Of two runs that start at once, one holds the lock only to see that it comes second."""
+    place, taken = str(tmp_path / "index"), Event()
+
+    def hold():
+        with store.locked(place):
+            taken.set()
+            time.sleep(0.4)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(hold)
+        assert taken.wait(10)
+        assert VideoIndex.create(place, config, embedder=embedder).info()["vectors"] == 0
+
+
+def test_a_second_run_is_refused_while_the_first_makes_the_index(tmp_path, config, embedder, monkeypatch):
+    monkeypatch.setattr(store, "PATIENCE", 0)
     place = str(tmp_path / "index")
     with store.locked(place), pytest.raises(SearchError, match="another run is indexing"):
         VideoIndex.create(place, config, embedder=embedder)
