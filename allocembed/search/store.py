@@ -7,6 +7,7 @@ the next run recognises them by their fingerprint and only adds the file.
 """
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -259,17 +260,20 @@ def locked(uri: str) -> Iterator[None]:
         return
     from filelock import FileLock, Timeout
 
-    path = Path(uri) / LOCK
+    path, deadline = Path(uri) / LOCK, time.monotonic() + PATIENCE
     made = [folder for folder in path.parent.parents if not folder.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, timeout=PATIENCE)
-        lock.acquire()
-    except Timeout as error:
-        raise SearchError(f"another run is indexing into {uri}: wait until it is done") from error
-    except OSError as error:
-        cause = f"the index at {uri} cannot be written ({error.strerror})"
-        raise SearchError(f"{cause}: check its permissions and the space on its disk") from error
+    lock = FileLock(path, timeout=0)
+    while not lock.is_locked:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except (Timeout, FileNotFoundError) as error:  # a run that made nothing removes the folder again
+            if time.monotonic() > deadline:
+                raise SearchError(f"another run is indexing into {uri}: wait until it is done") from error
+            time.sleep(0.05)
+        except OSError as error:
+            cause = f"the index at {uri} cannot be written ({error.strerror})"
+            raise SearchError(f"{cause}: check its permissions and the space on its disk") from error
     try:
         yield
     finally:
