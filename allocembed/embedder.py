@@ -25,7 +25,7 @@ from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import VideoError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
-from allocembed.resize import Patches, chunk_seconds, numbered_seconds, send, to_patches
+from allocembed.resize import Patches, prompt_seconds, send, to_patches
 from allocembed.video import Clip, DecodeLimits, Seek, VideoSource
 from allocembed.video import Source as FileSource
 
@@ -214,10 +214,7 @@ class AllocEmbed:
             frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
             sent = replace(clip, frames=cast(np.ndarray, frames))
         allocation = self.allocate(sent if self.allocator.takes_tensors else clip, question)
-        if clip.timed:
-            seconds = chunk_seconds(clip.times - clip.start, allocation)
-        else:
-            seconds = numbered_seconds(allocation, self.backbone.inputs.list_rate)
+        seconds = prompt_seconds(clip, allocation.frames, self.backbone.inputs.list_rate)
         return allocation, Item(Prompt(question, instruction, seconds), self.patch(sent, allocation))
 
     def embed(self, items: Sequence[Item]) -> np.ndarray:

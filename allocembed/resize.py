@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from allocembed.budget import Allocation, Grid
 from allocembed.geometry import Geometry
+from allocembed.video.clip import Clip
 
 VALUES_AT_ONCE = 2**27  # source pixel values that a GPU resizes at a time: half a gigabyte as float32
 
@@ -91,17 +92,24 @@ def to_patches(
     return Patches(pixels, np.array([[grid.rows, grid.cols] for grid in allocation.grids], np.int64))
 
 
-def chunk_seconds(times: np.ndarray, allocation: Allocation) -> np.ndarray:
+def chunk_seconds(times: np.ndarray, chunks: Sequence[Sequence[int]]) -> np.ndarray:
     """Mean time (C,) of the frames of each chunk, from the times (T,) of a clip's frames."""
-    return np.array([sum(times[frame] for frame in frames) / len(frames) for frames in allocation.frames])
+    return np.array([sum(times[frame] for frame in frames) / len(frames) for frames in chunks])
 
 
-def numbered_seconds(allocation: Allocation, rate: float) -> np.ndarray:
+def prompt_seconds(clip: Clip, frames: Sequence[Sequence[int]], list_rate: float) -> np.ndarray:
+    """Times (C,) of chunks in a prompt: from the start of the clip, or numbered if the clip has no clock."""
+    if clip.timed:
+        return chunk_seconds(clip.times - clip.start, frames)
+    return numbered_seconds(frames, list_rate)
+
+
+def numbered_seconds(frames: Sequence[Sequence[int]], rate: float) -> np.ndarray:
     """Mean time (C,) of each chunk when the frames of a clip are numbered from 0 at `rate` per second.
 
     A frame that is repeated to fill the last chunk counts on, as in the models' own code for lists of frames.
     """
-    numbers = np.array(allocation.frames, np.float64)
+    numbers = np.array(frames, np.float64)
     repeated = np.cumsum(np.diff(numbers, axis=1, prepend=-1) == 0, axis=1)
     return ((numbers + repeated) / rate).mean(1)
 

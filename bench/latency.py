@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,15 +42,20 @@ from measure import (
 from shapes import make_allocator, make_backbone, make_smol
 from torch._dynamo.utils import counters
 
+from allocembed.allocators.base import AllocationRequest
 from allocembed.allocators.learned import Learned, as_chunks
-from allocembed.backbones.base import Item, Prompt
+from allocembed.allocators.sensitivity import Sensitivity
+from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.qwen_vl import attention
+from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
 from allocembed.budget import SCALE_RANGE, Allocation, Budget, Grid, base_cost, chunk_frames, grids_at, project
 from allocembed.geometry import Geometry
 from allocembed.policy.preview import BackbonePreview
 from allocembed.resize import chunk_seconds, send, to_patches
+from allocembed.video import Clip
 
-PARTS = ("backbone", "allocators", "closeness", "preprocessing", "growth")
+PARTS = ("backbone", "allocators", "sensitivity", "closeness", "preprocessing", "growth")
+LOOKS = ((6, 12), (24, 48))
 
 
 class Bench:
@@ -81,7 +86,7 @@ class Bench:
         """One video: patches on the device of the frames, tokens on the host."""
         frames = self.on_device if frames is None else frames
         patches = to_patches(frames, allocation, self.geometry)
-        seconds = chunk_seconds(np.arange(len(frames), dtype=float), allocation)
+        seconds = chunk_seconds(np.arange(len(frames), dtype=float), allocation.frames)
         return prepare_videos(self.eager, [Item(Prompt(seconds=seconds), patches)])
 
     def time(
@@ -233,6 +238,35 @@ class Bench:
         allocation = as_allocation(scales, self.geometry.native(*self.size), len(self.frames))
         return forward(self.fast, self.prepare(allocation)).cpu()
 
+    def sensitivity_parts(self) -> None:
+        """Looks of several sizes: as one graph, eagerly, and with whole rows instead of shared beginnings."""
+        count = len(self.frames)
+        frames = cast(np.ndarray, self.on_device)
+        clip = Clip(frames, np.arange(count) * 2.5, np.arange(count), count, 2.5 * count, "bench")
+        request = AllocationRequest(self.geometry, Budget())
+        allocated = self.mixed[0]
+        self.time("allocated, beside the looks", lambda _: forward(self.fast, allocated), samples=20)
+        for look in LOOKS:
+            allocator, name = Sensitivity(self.eager, [look]), f"sensitivity {look[0]} and {look[1]} tokens"
+            self.time(f"{name}: frames on the device to scales", lambda _, a=allocator: a.plan(clip, request))
+            found, replay = allocator.look(clip, request), allocator._replay
+            self.out.setdefault("graph", {})[name] = replay.works
+            replay.works = False
+            self.time(f"{name}: eager", lambda _, a=allocator: a.plan(clip, request), samples=10)
+            eager = allocator.look(clip, request)
+            with other_setting("prepare_branches", Backbone.prepare_branches, QwenVLBackbone):
+                whole = allocator.look(clip, request)
+                self.time(f"{name}: eager, whole rows", lambda _, a=allocator: a.plan(clip, request), samples=10)
+            gaps = [float(np.abs(found.moves - each.moves).max()) for each in (eager, whole)]
+            self.out.setdefault("looks", {})[name] = {
+                "tokens": found.tokens,
+                "tokens of whole rows": whole.tokens,
+                "difference to eager": gaps[0],
+                "difference to whole rows": gaps[1],
+                "mean move": float(found.moves.mean()),
+            }
+            print(name, self.out["looks"][name], flush=True)
+
     def growth_parts(self, allocator: Learned) -> None:
         for count in (4, 6) if self.options.tiny else (24, 48, 60, 120):
             frames = send(make_frames(count, *self.size), self.device)
@@ -295,14 +329,14 @@ def mixed_allocation(geometry: Geometry, height: int, width: int, frames: int, s
 
 
 @contextmanager
-def other_setting(name: str, value: object) -> Iterator[None]:
-    """Change a constant of the attention module temporarily, to check that it is well chosen."""
-    before = getattr(attention, name)
-    setattr(attention, name, value)
+def other_setting(name: str, value: object, owner: Any = attention) -> Iterator[None]:
+    """Change a constant of the attention module, or a method of a class, temporarily, to see what it is worth."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(attention, name, before)
+        setattr(owner, name, before)
 
 
 def main() -> None:
@@ -346,6 +380,8 @@ def main() -> None:
             smol = smol or make_allocator(make_smol(device, bench.eager.dtype, tiny=options.tiny), tiny=options.tiny)
             for kind, allocator in (("self-preview", preview), ("smolvlm2", smol)):
                 bench.allocator_parts(kind, allocator)
+        if "sensitivity" in options.parts:
+            bench.sensitivity_parts()
         if "closeness" in options.parts:
             bench.closeness_part()
         if "preprocessing" in options.parts:

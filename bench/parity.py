@@ -56,7 +56,7 @@ def make_videos(backbone: Backbone, count: int) -> dict[str, list[PreparedVideo]
         kind: prepare_videos(
             backbone,
             [
-                Item(Prompt(seconds=chunk_seconds(times, allocation)), to_patches(video, allocation, geometry))
+                Item(Prompt(seconds=chunk_seconds(times, allocation.frames)), to_patches(video, allocation, geometry))
                 for video, allocation in zip(frames, allocations, strict=True)
             ],
         )

@@ -120,7 +120,7 @@ def plain_loop(embedder: TimedEmbedder, files: Sequence[Path]) -> np.ndarray:
         allocation = embedder.allocate(clip)
         with embedder.parts("resize"):
             patches = embedder.patch(clip, allocation)
-        item = Item(Prompt(seconds=chunk_seconds(clip.times - clip.start, allocation)), patches)
+        item = Item(Prompt(seconds=chunk_seconds(clip.times - clip.start, allocation.frames)), patches)
         vectors.append(embedder.backbone.embed([item])[0].numpy())
     return np.stack(vectors)
 

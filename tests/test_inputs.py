@@ -103,7 +103,7 @@ def test_a_list_without_a_rate_has_the_clock_of_the_model(stock):
 
 def test_repeated_frames_count_on():
     allocation = Allocation(((0, 1), (2, 2)), (1.0, 1.0), (Grid(1, 1),) * 2, Grid(1, 1), 2, 2)
-    assert numbered_seconds(allocation, 1.0).tolist() == [0.5, 2.5]
+    assert numbered_seconds(allocation.frames, 1.0).tolist() == [0.5, 2.5]
 
 
 def test_files_are_sampled_as_the_model_does(tmp_path, stock, qwen2_folder):

@@ -43,12 +43,14 @@ class Plan:
 
     `kept` are rising positions in the clip, `scales` one positive number per chunk of kept frames. `grow` lets the
     projection enlarge chunks beyond their request to use up the budget. `bounded=False` ignores the budget (Full only).
+    `look_tokens` are those that the backbone's language model read to make the plan.
     """
 
     kept: np.ndarray
     scales: np.ndarray
     grow: bool = True
     bounded: bool = True
+    look_tokens: int = 0
 
     def fit(self, clip: Clip, request: AllocationRequest) -> Allocation:
         """Project the plan onto the budget."""
@@ -69,6 +71,7 @@ class Plan:
             native=native,
             budget=tokens,
             base_cost=base_cost(base, budget.base_frames, clip.total, per_chunk),
+            look_tokens=self.look_tokens,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from allocembed.allocators.base import Allocator
     from allocembed.backbones.base import Backbone
 
-LEARNED, AUTO = "learned", "auto"
+LEARNED, SENSITIVITY, AUTO = "learned", "sensitivity", "auto"
 METHODS = {
     "base": "base_frames.BaseFrames",
     "full": "full.Full",
@@ -20,13 +21,27 @@ METHODS = {
     "content": "content.ContentAware",
     "select": "select.ContentSelect",
 }
-"""Methods without training, and their classes."""
-ALL_METHODS = (*METHODS, LEARNED)
+"""Methods that look at frames only, and their classes."""
+ALL_METHODS = (*METHODS, SENSITIVITY, LEARNED)
 
 
 def is_method(name: str) -> bool:
     """Whether this is the name of a method, not of a folder or hub repository."""
-    return name in (*ALL_METHODS, AUTO)
+    return name in (*ALL_METHODS, AUTO) or parse_looks(name) is not None
+
+
+def parse_looks(name: str) -> tuple[list[tuple[int, int]], float | None] | None:
+    """Looks and exponent (None if not stated) in a name such as "sensitivity:24-48"; None for any other name.
+
+    >>> parse_looks("sensitivity:6-12+12-24@1.5"), parse_looks("sensitivity:24-48"), parse_looks("uniform")
+    (([(6, 12), (12, 24)], 1.5), ([(24, 48)], None), None)
+    """
+    form = re.fullmatch(rf"{SENSITIVITY}:(\d+-\d+(?:\+\d+-\d+)*)(?:@(\d+(?:\.\d+)?))?", name)
+    if form is None:
+        return None
+    pairs = [look.split("-") for look in form[1].split("+")]
+    looks = [(max(1, int(usual)), max(1, int(changed))) for usual, changed in pairs]
+    return looks, float(form[2]) if form[2] else None
 
 
 def check_allocator(name: str) -> None:
@@ -41,7 +56,7 @@ def check_allocator(name: str) -> None:
 
 
 def make_method(name: str) -> Allocator:
-    """A method that needs no training.
+    """A method that looks at frames only.
 
     >>> make_method("uniform").name
     'uniform'
@@ -64,6 +79,14 @@ def load_allocator(name: str = AUTO, backbone: Backbone | None = None) -> Alloca
         name = LEARNED if bundled and Path(bundled).is_dir() else "uniform"
     if name in METHODS:
         return make_method(name)
+    stated = parse_looks(name)
+    if name == SENSITIVITY or stated:
+        if backbone is None:
+            raise PolicyError("sensitivity looks with the backbone: pass one, or use content")
+        from allocembed.allocators.sensitivity import EXPONENT, LOOKS, Sensitivity
+
+        looks, exponent = stated or (LOOKS, None)
+        return Sensitivity(backbone, looks, EXPONENT if exponent is None else exponent)
     from allocembed.allocators.learned import Learned
 
     return Learned.from_pretrained(_bundled(bundled, backbone) if name == LEARNED else name, backbone)

@@ -191,6 +191,14 @@ class Backbone(ABC):
     def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> Any:
         """Rows on the device, padded or packed, with their masks: everything `pool` needs besides visual tokens."""
 
+    def prepare_branches(self, rows: Sequence[TokenRow], shared: Sequence[int]) -> tuple[Any, list[int]]:
+        """Rows that begin like the first one, packed, and how many leading tokens of each are left out.
+
+        The first `shared` tokens of a row, visual ones included, are those of the first row. A family may compute them
+        once. `pool` then takes the visual tokens of what is left of each row, and may give further states at the end.
+        """
+        return self.prepare_rows(rows, "pack" if self.packs else "pad"), [0] * len(rows)
+
     @abstractmethod
     def pool(self, prepared: Any, features: TowerOutput | None = None) -> torch.Tensor:
         """The language model and the family's pooling: (N, width). Visual tokens come from `features`, in order."""

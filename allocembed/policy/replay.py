@@ -6,9 +6,10 @@ valid for one set of shapes, so there is one per shape; the least recently used 
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from threading import Lock
+from typing import Any, cast
 
 import torch
 
@@ -25,6 +26,34 @@ class _Captured:
     host: torch.Tensor
     prepared: object
     """Tensors that the graph reads; they must live as long as it."""
+
+
+def tensors_of(prepared: object) -> list[torch.Tensor]:
+    """The tensors in a dataclass, and in the dataclasses in it, in the order of the fields."""
+    if isinstance(prepared, torch.Tensor):
+        return [prepared]
+    if not is_dataclass(prepared):
+        return []
+    return [tensor for field in fields(prepared) for tensor in tensors_of(getattr(prepared, field.name))]
+
+
+def numbers_of(prepared: object) -> tuple[Hashable, ...]:
+    """Everything else in it: what a graph has fixed."""
+    if isinstance(prepared, torch.Tensor):
+        return ()
+    if not is_dataclass(prepared):
+        return (cast(Hashable, prepared),)
+    return tuple(value for field in fields(prepared) for value in numbers_of(getattr(prepared, field.name)))
+
+
+def with_tensors(prepared: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """The dataclass with other tensors, in the order of `tensors_of`."""
+    if isinstance(prepared, torch.Tensor):
+        return next(tensors)
+    if not is_dataclass(prepared):
+        return prepared
+    changed = {field.name: with_tensors(getattr(prepared, field.name), tensors) for field in fields(prepared)}
+    return replace(cast(Any, prepared), **changed)
 
 
 class Replay:

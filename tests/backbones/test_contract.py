@@ -206,7 +206,7 @@ def test_rollouts_give_the_vectors_of_the_ordinary_path(backbone):
             from allocembed.backbones.base import Item, Prompt
             from allocembed.resize import chunk_seconds, to_patches
 
-            prompt = Prompt(question, None, chunk_seconds(videos.times[number], allocation))
+            prompt = Prompt(question, None, chunk_seconds(videos.times[number], allocation.frames))
             item = Item(prompt, to_patches(frames, allocation, backbone.geometry))
             assert (backbone.embed([item])[0] - vectors[number, k]).abs().max() < CLOSE
 

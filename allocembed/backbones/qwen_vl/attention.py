@@ -11,8 +11,9 @@ one SDPA call.
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -39,11 +40,15 @@ def row_attention(
     cu_seq_lens_q: torch.Tensor,
     max_length_q: int,
     scaling: float | None = None,
+    branch_keys: "BranchKeys | None" = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Queries, keys, values (B, heads, S, d), whose B · S positions are cut into rows at `cu_seq_lens_q`, to
     (B, S, heads, d). Causal if the module is. Keys and values may have fewer heads."""
-    flat = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+    if branch_keys is not None:
+        attended = attend_branches(flat[0], flat[1], flat[2], branch_keys, cu_seq_lens_q, max_length_q, scaling)
+        return attended.unflatten(0, (len(query), -1)), None
     # Compiled for inference, attention is one opaque node of the graph; training needs derivatives.
     inference = torch.compiler.is_compiling() and not torch.is_grad_enabled()
     attend: Any = _attend_as_node if inference else _attend_eagerly
@@ -75,6 +80,47 @@ def attend_rows(
     grouped = GROUPED if query.shape[1] != key.shape[1] else {}
     attend: Callable[..., Any] = varlen_attn
     return attend(query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=window, **grouped)
+
+
+@dataclass(frozen=True, eq=False)
+class BranchKeys:
+    """Which keys each row sees, where rows begin with tokens of the first row that are computed once.
+
+    `index` (K,) are the places of the keys of all rows, cut at `bounds` (rows + 1,), int32; `longest` is at least the
+    most keys of a row. The last keys of a row are its own tokens.
+    """
+
+    index: torch.Tensor
+    bounds: torch.Tensor
+    longest: int
+
+
+def attend_branches(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: BranchKeys,
+    bounds: torch.Tensor,
+    longest: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """Causal attention of positions (N, heads, d), cut into rows at `bounds`, to the keys that each row sees."""
+    key, value = key[keys.index], value[keys.index]
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        grouped = GROUPED if query.shape[1] != key.shape[1] else {}
+        attend: Callable[..., Any] = varlen_attn
+        limits = (bounds, keys.bounds, longest, keys.longest)
+        return attend(query, key, value, *limits, scale=scale, window_size=(-1, 0), **grouped)
+    output = torch.empty_like(query)
+    ends, key_ends = (list(pairwise(each.tolist())) for each in (bounds, keys.bounds))
+    for (start, end), (first, last) in zip(ends, key_ends, strict=True):
+        mask = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device)
+        mask = mask.tril(last - first - (end - start))
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query[start:end], key[first:last], value[first:last]))
+        grouped = q.shape[1] != k.shape[1]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+        output[start:end] = attended[0].transpose(0, 1)
+    return output
 
 
 @cache

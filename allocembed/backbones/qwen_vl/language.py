@@ -14,7 +14,7 @@ import torch
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from allocembed.backbones.base import TowerOutput
-from allocembed.backbones.qwen_vl.attention import NAME
+from allocembed.backbones.qwen_vl.attention import NAME, BranchKeys
 from allocembed.resize import send
 
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
@@ -35,6 +35,8 @@ class LanguageInputs:
     bounds: torch.Tensor
     longest: int
     within: torch.Tensor | None
+    keys: BranchKeys | None = None
+    """Set if rows begin with tokens of the first row that are left out of the others."""
 
 
 def run_layer(
@@ -44,8 +46,10 @@ def run_layer(
     bounds: torch.Tensor,
     longest: int,
     rotary: tuple[torch.Tensor, torch.Tensor],
+    keys: BranchKeys | None = None,
 ) -> torch.Tensor:
     """One layer on (N, S, width). A function, so that it can be compiled once for all layers."""
+    branches = {} if keys is None else {"branch_keys": keys}
     return layer(
         hidden,
         attention_mask=mask,
@@ -55,6 +59,7 @@ def run_layer(
         use_cache=False,
         cu_seq_lens_q=bounds,
         max_length_q=longest,
+        **branches,
     )
 
 
@@ -94,7 +99,10 @@ def run_language(
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * len(model.layers)
     rotary = model.rotary_emb(hidden, inputs.positions)
     for number, each in enumerate(model.layers):
-        hidden = layer(each, hidden, masks[kinds[number]], inputs.bounds, inputs.longest, rotary)
+        if inputs.keys is None:
+            hidden = layer(each, hidden, masks[kinds[number]], inputs.bounds, inputs.longest, rotary)
+        else:  # few and short: not worth compiling
+            hidden = run_layer(each, hidden, None, inputs.bounds, inputs.longest, rotary, inputs.keys)
         if number < len(deepstack):
             there = hidden.flatten(0, 1)[inputs.video]
             hidden = _put(hidden, inputs.video, there + deepstack[number].to(hidden.dtype))
