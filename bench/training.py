@@ -103,8 +103,8 @@ def make_trainer(options: argparse.Namespace) -> Repeating:
 
 def measure(trainer: Repeating, shared: bool, kept: bool, steps: int, deadline: float) -> dict | None:
     """Seconds of steps and of their parts, without one warm-up step; None if no time is left."""
-    bank = trainer.bank
-    trainer.encoder.share, trainer.bank = shared, bank if kept else None
+    bank = trainer.candidates.bank
+    trainer.encoder.share, trainer.candidates.bank = shared, bank if kept else None
     trainer.looks = 1 if kept else trainer.config.rollouts
     taken, parts = [], []
     try:
@@ -122,7 +122,7 @@ def measure(trainer: Repeating, shared: bool, kept: bool, steps: int, deadline: 
             taken.append(time.perf_counter() - started)
             parts.append(dict(trainer.timer.seconds))
     finally:
-        trainer.bank = bank
+        trainer.candidates.bank = bank
     if len(taken) < 2:
         return None
     taken, parts = taken[1:], parts[1:]

@@ -46,7 +46,7 @@ def small_trainer(backbone: Backbone, out: Path, **changes: Any) -> Trainer:
     """A trainer as `train` makes it, with `backbone` for previews too."""
     backbone = backbone.with_patch_product()
     config = small(Path(backbone.name), out, **changes)
-    source = WorldSource(config.seed, config.pool, config.mixture)
+    source = WorldSource(config.seed, config.pool, config.mixture, texts=config.target == "text")
     previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
     return Trainer(config, Processes("cpu"), backbone, previewer, source)
 

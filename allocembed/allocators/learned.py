@@ -87,7 +87,8 @@ class Learned(Allocator):
             ) from error
 
     def identity(self) -> str:
-        return f"{self.name} {weights_digest(self.policy)} sees {self.previewer.identity()}"
+        fits = "" if self.policy.config.grow else " never enlarged"
+        return f"{self.name} {weights_digest(self.policy)}{fits} sees {self.previewer.identity()}"
 
     def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
         per_chunk = request.geometry.frames_per_chunk
@@ -97,7 +98,8 @@ class Learned(Allocator):
                 f"chunks of {per_chunk}: load it with Learned.from_pretrained(source, backbone)"
             )
         low, high = request.scale_range
-        return Plan(np.arange(len(clip)), low + self.actions(clip.frames, request.question) * (high - low))
+        scales = low + self.actions(clip.frames, request.question) * (high - low)
+        return Plan(np.arange(len(clip)), scales, grow=self.policy.config.grow)
 
     @torch.inference_mode()
     def actions(self, frames: np.ndarray | torch.Tensor, question: str | None = None) -> np.ndarray:

@@ -12,6 +12,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,8 @@ class MtebModel:
         """Vectors (N, dim) of everything a loader gives, in its order."""
         instruction = self._instruction(task_metadata, prompt_type)
         none = np.empty((0, self.embedder.backbone.dim), np.float32)
-        return np.concatenate([none, *(self._encode(rows, instruction) for rows in read_batches(inputs))])
+        asks = "QA" in str(task_metadata.type)
+        return np.concatenate([none, *(self._encode(rows, instruction, asks) for rows in read_batches(inputs))])
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Cosines (N, M); the vectors have length 1."""
@@ -67,12 +69,15 @@ class MtebModel:
         """Cosines (N,) of the vectors in the same place."""
         return (torch.as_tensor(embeddings1) * torch.as_tensor(embeddings2)).sum(-1)
 
-    def _encode(self, rows: list[dict[str, Any]], instruction: str | None) -> np.ndarray:
+    def _encode(self, rows: list[dict[str, Any]], instruction: str | None, asks: bool) -> np.ndarray:
+        """`asks`: whether a text beside a video is a question about it; no other text steers the allocation."""
         texts = [row["text"] for row in rows if row.get("text") is not None]
         if any(row.get("video") is not None for row in rows):
             with ExitStack() as stack:
                 sources = [as_source(row["video"], stack) for row in rows]
                 questions = texts if len(texts) == len(rows) else None
+                if questions and not asks:
+                    return self._encode_beside(sources, questions, instruction)
                 found = self.embedder.encode_videos(sources, questions, instruction=instruction)
         elif len(texts) < len(rows):
             kinds = ", ".join(rows[0])
@@ -80,6 +85,13 @@ class MtebModel:
         else:
             found = self.embedder.encode_texts(texts, instruction=instruction)
         return np.stack([each.vector for each in found])
+
+    def _encode_beside(self, sources: list[Any], texts: list[str], instruction: str | None) -> np.ndarray:
+        """Vectors of videos with texts that ask nothing about them, such as the changes of composed retrieval."""
+        items = [self.embedder.prepare(self.embedder.read(source), None, instruction)[1] for source in sources]
+        return self.embedder.embed(
+            [replace(item, prompt=replace(item.prompt, text=text)) for item, text in zip(items, texts, strict=True)]
+        )
 
     def _instruction(self, task: TaskMetadata, prompt_type: PromptType | None) -> str | None:
         """The task's own prompt for queries, else the backbone's; documents have none."""

@@ -44,7 +44,7 @@ def embed(
         videos: Video files, folders of frames, or - to read one path per line from stdin.
         out: File for the vectors: .npz, .jsonl or .parquet.
         question: Question about the videos. It becomes part of the prompt and steers a learned allocator.
-        instruction: Instruction to the model. Default: the model's own.
+        instruction: Instruction to the model; it does not steer the allocator. Default: the model's own.
         recursive: Embed all videos in the given folders and their subfolders.
     """
     from allocembed.output.vectors import check_vector_path, vector_file

@@ -38,7 +38,7 @@ def train(
 
     Args:
         file: TOML file of options, such as the train.toml of a run. Options on the command line override it.
-        preset: Set of defaults. Default: paper, whose values are shown below.
+        preset: Set of defaults. Default: allocembed, whose values are shown below.
         resume: Continue the run in --out, with its own options.
     """
     check_backbone(config.backbone)

@@ -7,11 +7,12 @@ it, and a residual MLP. Two things differ. The unit is a chunk, not a frame. And
 across the video, because it matters how a chunk differs from the others.
 
 If chunks have a summary, its fit to a question is known without training and decides from the start, because rankings
-teach the match of pictures and words slowly. Only three numbers of that decision are trained.
+teach the match of pictures and words slowly. The network corrects that decision (`learns_questions`).
 """
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,8 @@ SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk befo
 STEEP, THRESHOLD, KEPT = 3.0, 1.2, 0.0
 SPREAD = 0.02  # floor on the standard deviation of the fits; smaller differences are noise
 CEILING = 20.0  # of alpha and beta: sharper distributions do not explore, and their log-probabilities explode
+FLOOR = 1e-3  # of alpha and beta with a plain softplus, which underflows to 0; equation 6 requires more than 0
+HEADS = ("bounded", "softplus")
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,35 @@ class FrameModuleConfig:
     summary: bool = False
     """Whether the first feature of a chunk is its summary, in the space of the text features, and the first feature of
     a text is the last of the default task. Both serve only to find the chunk that a question is about."""
+    learns_questions: bool = False
+    """With a summary: whether the network corrects what the fit to a question decides, and so learns from questions.
+    Allocators made before 0.3 have no such output."""
+    policy_head: Literal["bounded", "softplus"] = "bounded"
+    """bounded: alpha and beta lie in [1, CEILING]; softplus: they are any positive numbers, as in equation 6."""
 
     def __post_init__(self) -> None:
+        if self.policy_head not in HEADS:
+            raise ConfigError(f"unknown policy head {self.policy_head!r}: use one of {', '.join(HEADS)}")
+        if self.policy_head == "softplus" and self.summary:
+            raise ConfigError("the policy head softplus, the paper's, cannot use a summary: use the head bounded")
+        if self.learns_questions and not self.summary:
+            raise ConfigError("learns_questions corrects the fit of a summary to a question: set summary too")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
         if self.summary and self.visual_width != self.text_width:
             raise ConfigError("with a summary, visual and text width must be equal: both lie in one space")
+
+
+@dataclass(frozen=True, eq=False)
+class QuestionEffect:
+    """What a question changes in the distributions of the chunks."""
+
+    tilt: torch.Tensor
+    """(B, C) what log alpha gains and log beta loses."""
+    kept: torch.Tensor
+    """(B, 1) the factor on both before that; 1 without a question."""
+    asked: torch.Tensor
+    """(B, 1) whether there is a question."""
 
 
 class FrameModule(nn.Module):
@@ -68,7 +94,7 @@ class FrameModule(nn.Module):
         self.layers = nn.ModuleList(SpaceTimeLayer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
         self.gate = nn.Linear(2 * width, 1)
-        self.head = PolicyHead(width + SCALARS)
+        self.head = PolicyHead(width + SCALARS, config.policy_head, learns_questions=config.learns_questions)
 
     def forward(
         self,
@@ -96,13 +122,13 @@ class FrameModule(nn.Module):
 
     def _ask(
         self, summary: torch.Tensor, text: torch.Tensor, chunk_mask: torch.Tensor, text_mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tilt of each chunk by the question (B, C), and how much of its value without one is kept (B, 1)."""
+    ) -> QuestionEffect:
+        """The effect of the text on each chunk; none if it is the default task."""
         last = text[torch.arange(len(text), device=text.device), (text_mask.sum(1) - 1).clamp(min=0)]
         asked = (last != text[:, 0]).any(-1, keepdim=True)
         steep, threshold, kept = self.asked.float()
         tilt = steep * (fits(summary, last, text[:, 0], chunk_mask) - threshold)
-        return torch.where(asked, tilt, 0), torch.where(asked, kept, 1)
+        return QuestionEffect(torch.where(asked, tilt, 0), torch.where(asked, kept, 1), asked)
 
     def _pool(self, tokens: torch.Tensor, words: torch.Tensor, text_mask: torch.Tensor) -> torch.Tensor:
         """One vector per chunk: patches weighted by their relation to the text, and the five scalars."""
@@ -123,27 +149,40 @@ class FrameModule(nn.Module):
 
 
 class PolicyHead(nn.Module):
-    """A residual MLP to alpha and beta, each in [1, CEILING], in fp32 whatever the rest computes in."""
+    """A residual MLP to alpha and beta, in fp32 whatever the rest computes in. `FrameModuleConfig` has its forms."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, form: str = "bounded", *, learns_questions: bool = False) -> None:
         super().__init__()
+        self.form = form
         self.norm = nn.LayerNorm(width)
         self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
         self.out = nn.Linear(width, 2)
-        # Near zero, where softplus has a gradient: alpha and beta start at about 1.7, broad and equal for all chunks.
-        nn.init.normal_(self.out.weight, std=0.01)
-        nn.init.zeros_(self.out.bias)
+        self.correct = nn.Linear(width, 2) if learns_questions else None
+        # Near zero, where softplus has a gradient: alpha and beta start at about 1.7 (the plain form: 0.7), broad and
+        # equal for all chunks, and a question has nearly the effect of its fit.
+        for out in filter(None, (self.out, self.correct)):
+            nn.init.normal_(out.weight, std=0.01)
+            nn.init.zeros_(out.bias)
 
     def forward(
-        self, hidden: torch.Tensor, question: tuple[torch.Tensor, torch.Tensor] | None = None
+        self, hidden: torch.Tensor, question: QuestionEffect | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`question`: what log alpha gains and log beta loses (B, C), and the factor on both before that (B, 1)."""
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.float()
-            shapes = 1 + F.softplus(self.out(hidden + self.inner(self.norm(hidden))))
+            hidden = hidden + self.inner(self.norm(hidden))
+            shapes = F.softplus(self.out(hidden))
+            if self.form == "softplus":
+                alpha, beta = shapes.clamp(min=FLOOR).unbind(-1)
+                return alpha, beta
+            shapes = 1 + shapes
             if question is not None:
-                tilt, kept = question
-                shapes = (shapes.log() * kept[..., None] + torch.stack([tilt, -tilt], -1)).exp()
+                tilt = torch.stack([question.tilt, -question.tilt], -1)
+                shapes = shapes.log() * question.kept[..., None] + tilt
+                if self.correct is not None:
+                    # Bounded first, so that the correction moves also those chunks that the fit puts far outside.
+                    correction = torch.where(question.asked[..., None], self.correct(hidden), 0)
+                    shapes = shapes.clamp(0, math.log(CEILING)) + correction
+                shapes = shapes.exp()
         alpha, beta = shapes.clamp(1, CEILING).unbind(-1)
         return alpha, beta
 

@@ -274,8 +274,16 @@ def load_previewer(
 
 
 def asks(text: str | None) -> bool:
-    """Whether a text says more than the default task."""
-    return text is not None and bool(text.strip()) and text != DEFAULT_TASK
+    """Whether a text says more than the default task, in any case and with or without its full stop.
+
+    >>> asks(None), asks("  "), asks("represent the video for retrieval "), asks("Who is it?")
+    (False, False, False, True)
+    """
+    return _plain(text or "") not in ("", _plain(DEFAULT_TASK))
+
+
+def _plain(text: str) -> str:
+    return text.strip().rstrip(".").rstrip().casefold()
 
 
 def split_chunks(chunks: torch.Tensor, size: int) -> torch.Tensor:

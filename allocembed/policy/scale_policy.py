@@ -45,6 +45,9 @@ class PolicyConfig:
     """Size of a preview, if a backbone makes it."""
     scale_range: tuple[float, float] = SCALE_RANGE
     """The range in training, and the default at inference."""
+    grow: bool = True
+    """Whether a plan that costs less than the budget is enlarged to use it up, as in training with projected rollouts.
+    If not, the budget is only an upper bound, and the scales below it are the policy's own, as in the paper."""
     trained: dict[str, Any] = field(default_factory=dict)
     """Facts for the card, as plain JSON: `backbone`, `data`, `steps`, `scores` and so on."""
 

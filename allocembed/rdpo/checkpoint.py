@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from allocembed.errors import ConfigError, DataError
 from allocembed.output.files import whole_file
 from allocembed.rdpo.config import FREE_TO_CHANGE, TrainConfig, absolute_paths
+from allocembed.rdpo.negatives import VectorQueue
 
 FILE = "state.pt"
 PARTS = ("config", "progress", "policy", "mean", "optimiser")
@@ -41,6 +42,8 @@ class TrainingProgress:
     """Validation score of uniform allocation; below 0 before it is measured."""
     searches: bool = False
     """Whether the scores are means of Hit@1 and search Hit@1, not Hit@1 alone."""
+    cosine: bool = False
+    """Whether the scores are mean cosines to the full-resolution vectors, because there are no texts."""
     skipped: int = 0
     """Updates skipped because their gradient was not finite."""
     broken: int = 0
@@ -53,11 +56,13 @@ class TrainingProgress:
 
 @dataclass(frozen=True, eq=False)
 class TrainedParts:
-    """Everything that training changes: the policy, the running mean of its weights (if one is kept), the optimiser."""
+    """Everything that training changes: the policy, the running mean of its weights (if one is kept), the optimiser,
+    and the vectors of earlier videos."""
 
     policy: nn.Module
     mean: AveragedModel | None
     optimiser: torch.optim.Optimizer
+    queue: VectorQueue
 
 
 def whole_weights(policy: nn.Module) -> dict[str, Any]:
@@ -75,6 +80,7 @@ def save_state(
         "policy": whole_weights(parts.policy),
         "mean": None if parts.mean is None else whole_weights(parts.mean.module),
         "optimiser": get_optimizer_state_dict(parts.policy, parts.optimiser, options=WHOLE),
+        "queue": {"samples": list(parts.queue.samples), "vectors": parts.queue.vectors.cpu()},
     }
     if writes:
         # Opened here, because torch hides the system's message if it opens the file itself.
@@ -98,6 +104,8 @@ def load_state(
             set_model_state_dict(parts.mean.module, state["mean"], options=options)
             parts.mean.n_averaged.fill_(progress.step)
         set_optimizer_state_dict(parts.policy, parts.optimiser, state["optimiser"], options=options)
+        if "queue" in state:  # states of older versions have none
+            parts.queue.samples, parts.queue.vectors = state["queue"]["samples"], state["queue"]["vectors"]
     except Exception as error:  # torch raises many kinds for weights that do not fit
         raise _damaged(folder / FILE, error) from error
     return progress

@@ -1,8 +1,9 @@
 """Settings of a training run. The docstrings of the fields are their documentation: `allocembed train --help` prints
 them.
 
-The defaults are the paper's run (its table 4), which is the preset `paper`. The preset `nano` trains the allocator of
-the nano backbones in their own world. A TOML file holds the same keys, flat; the command line overrides the file.
+The defaults are the preset `allocembed`: the sizes of the paper's run (its table 4) with our changes. The preset
+`paper` is that run as printed; docs/training.md lists the differences. The preset `nano` trains the allocator of the
+nano backbones in their own world. A TOML file holds the same keys, flat; the command line overrides the file.
 """
 
 import json
@@ -18,10 +19,12 @@ from allocembed.config import make
 from allocembed.errors import ConfigError
 
 WORLD = "world"
-PATHS = ("data", "videos", "out")
+PATHS = ("data", "videos", "validation_data", "out")
 MODELS = ("backbone", "preview_source", "start_from")
 """Options that may also be hub ids or short names; only an existing folder is a path."""
-FREE_TO_CHANGE = frozenset({"out", "minutes", "save_every", "timings", "workers", "device", "batch_tokens"})
+FREE_TO_CHANGE = frozenset(
+    {"out", "minutes", "save_every", "save_minutes", "timings", "workers", "device", "batch_tokens"}
+)
 """Options that may differ when a run is resumed: they decide when and where things happen, not what is learned."""
 
 
@@ -33,11 +36,12 @@ class RewardOptions:
     'success'
     >>> RewardOptions(reward="rank")
     Traceback (most recent call last):
-    allocembed.errors.ConfigError: reward must be validated, success or gap, not 'rank'
+    allocembed.errors.ConfigError: reward must be validated, success, gap or cosine, not 'rank'
     """
 
-    reward: Literal["validated", "success", "gap"] = "validated"
-    """validated: a_k·g_k (equation 16); success: a_k, "Retrieval Success Only"; gap: g_k, "Similarity Gap Only"."""
+    reward: Literal["validated", "success", "gap", "cosine"] = "validated"
+    """validated: a_k·g_k (equation 16); success: a_k, "Retrieval Success Only"; gap: g_k, "Similarity Gap Only";
+    cosine: the mere similarity to the target, without rivals."""
     confidence: bool = True
     """Weigh the efficiency incentive by confidence; off is "w/o Confidence Guidance": h_k = 1 in equation 20."""
     success_gate: bool = True
@@ -78,9 +82,23 @@ class TrainConfig(RewardOptions):
     backbone: str = "vlm2vec-v2-2b"
     """Frozen embedding model that scores the allocations: short name, hub id or folder."""
     data: str = ""
-    """A .jsonl file of videos with texts (see docs/training.md), or `world`, the procedural videos."""
+    """A .jsonl file of videos with texts (see docs/training.md), or `world`, the procedural videos. Without it, all
+    videos in the folder `videos` are used, without texts."""
     videos: str = ""
-    """Folder of the videos and frame folders that the .jsonl names. Default: the folder of the .jsonl."""
+    """Folder of videos to learn from without texts; with `data`, of the videos and frame folders that the .jsonl names.
+    Default: the folder of the .jsonl."""
+    target: Literal["text", "video"] = "text"
+    """What a good allocation must find: text, the caption or answer; video, the video's own vector at full resolution
+    instead of captions. A video without a text has its own vector as target in any case; an answer to a question
+    stays the target of that question."""
+    own_reward: Literal["cosine", "validated", "success", "gap"] = "cosine"
+    """The `reward` of examples whose target is their own vector. Among other videos it is nearly always found, so ranks
+    say little."""
+    search_rounds: int = 0
+    """Rounds of a search from the sampled allocations towards the target; the best of them are then imitated (expert
+    iteration). Each round costs as much as the sampling."""
+    queue: int = 0
+    """Full-resolution vectors of earlier steps that are kept as further rivals of videos without texts."""
     out: str = "allocator"
     """Folder for everything the run writes: best/, state/, train.toml, train.jsonl."""
     device: str = "auto"
@@ -143,7 +161,14 @@ class TrainConfig(RewardOptions):
     """Smallest and largest scale."""
     budget_mode: Literal["projected", "soft"] = "projected"
     """projected: project each sampled allocation onto the budget before scoring it, so the policy can only
-    redistribute. soft: score it as sampled, as in the paper."""
+    redistribute. soft: score it as sampled, as in the paper; the budget is then only an upper bound in validation and
+    use."""
+    policy_head: Literal["bounded", "softplus"] = "bounded"
+    """bounded: α and β lie between 1 and 20, so no distribution has two peaks or stops exploring. softplus: any
+    positive numbers, the paper's equation 6; not with preview_summary."""
+    ladder: int = 0
+    """Sizes on which the scales of projected rollouts lie while training, such as 8; 0 for any size. Rollouts then
+    share more of the vision tower's work. Validation and use have any size."""
     cost: Literal["tokens", "scale"] = "tokens"
     """Cost in the efficiency incentive: tokens, the true one; scale, the paper's mean scale."""
 
@@ -158,16 +183,23 @@ class TrainConfig(RewardOptions):
     """Shares of the world's examples whose target is one moment, the whole video, the answer to a question."""
     validation: int = 512
     """Examples held out for validation."""
+    validation_data: str = ""
+    """A .jsonl file of validation examples, with videos in the same folder. Default: some of the training data."""
     validate_every: int = 25
     """Steps between validations; the best checkpoint is kept in out/best."""
     save_every: int = 25
     """Steps between saved states, from which --resume continues."""
+    save_minutes: float = 30.0
+    """Save a state after this many minutes too, at the end of a step; 0 for no such limit."""
     minutes: float = 0.0
     """Stop after this many minutes with everything saved; 0 for no limit."""
     batch_tokens: int = 65536
     """Tokens per forward pass of the backbone. Lower it if memory runs out."""
     workers: int = 8
     """Threads that read the videos of a .jsonl."""
+    training_pixels: int = 0
+    """Shrink larger frames to this many pixels when they are read, such as 230400 (640 × 360); 0 for their own size.
+    Saves memory and time. The allocator sees small previews in any case."""
     timings: bool = False
     """Synchronise the GPU after each part of a step, so that the times printed at the end are exact; slower."""
 
@@ -177,13 +209,19 @@ class TrainConfig(RewardOptions):
         self._check(lambda value: value >= 1, "at least 1", *positive)
         self._check(lambda value: value >= 1, "at least 1", "batch_tokens", "workers", "preview_tokens", "pool")
         self._check(lambda value: value > 0, "greater than 0", "learning_rate", "gradient_clip")
-        not_negative = ("seed", "warmup", "weight_decay", "global_negatives", "minutes", "clip_low", "clip_high")
-        self._check(lambda value: value >= 0, "0 or more", *not_negative)
+        not_negative = ("seed", "warmup", "weight_decay", "global_negatives", "queue", "search_rounds", "minutes")
+        self._check(lambda value: value >= 0, "0 or more", *not_negative, "save_minutes", "clip_low", "clip_high")
         self._check(lambda value: value >= 2, "at least 2, because rollouts are compared with each other", "rollouts")
         self._check(lambda value: 0 <= value < 1, "a fraction from 0 to below 1", "averaging")
         self._check(lambda value: 0 <= value <= 1, "a fraction of the steps, from 0 to 1", "decay")
+        self._check(lambda value: value == 0 or value >= 2, "0, or at least 2 sizes", "ladder")
+        self._check(lambda value: value == 0 or value >= 1024, "0, or at least 1024 pixels", "training_pixels")
         if self.preview_summary and self.preview != "backbone":
             raise ConfigError("preview_summary needs preview = backbone: SmolVLM2 does not embed what it sees")
+        if self.search_rounds and self.reward != "cosine":
+            raise ConfigError("search_rounds needs reward = cosine: the search moves towards the target itself")
+        if self.preview_summary and self.policy_head == "softplus":
+            raise ConfigError("preview_summary needs policy_head = bounded: the paper's softplus has no place for it")
         check_range(self.scale_range)
         if min(self.mixture) < 0 or abs(sum(self.mixture) - 1) > 1e-6:
             raise ConfigError(f"the shares of the mixture must add up to 1, such as 0.6 0.2 0.2; got {self.mixture}")
@@ -206,6 +244,7 @@ class TrainConfig(RewardOptions):
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.as_dict().items())
 
 
+DEFAULT_PRESET = "allocembed"
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
 """TOML files of options over the defaults, by name."""
 
@@ -229,7 +268,7 @@ def make_config(given: Mapping[str, Any], file: Path | None = None, preset: str 
     ('8f/24', '16f/48')
     """
     stated = _read_toml(file) if file else {}
-    named = stated.pop("preset", "paper")
+    named = stated.pop("preset", DEFAULT_PRESET)
     chosen = named if preset is None else preset
     if not isinstance(chosen, str) or chosen not in PRESETS:
         raise ConfigError(f"unknown preset {chosen!r}: use one of {', '.join(PRESETS)}")

@@ -19,6 +19,8 @@ FILE = "train.jsonl"
 SHOWN = {
     "hit1": "Hit@1 {:.1%}",
     "search1": "search Hit@1 {:.1%}",
+    "cosine": "cosine {:.4f}",
+    "searched": "after the search {:.4f}",
     "cost": "cost {:.3f}×",
     "scale": "scale {:.2f}",
     "concentration": "top quarter {:.0%}",
@@ -77,6 +79,11 @@ class Log:
             self.progress.update(step, note=describe(values))
         else:
             self.say(f"{'uniform allocation' if kind == 'uniform' else f'{kind} {step}'}: {describe(values)}")
+
+    def within(self, part: str) -> None:
+        """Show how far the current step is."""
+        if not self.quiet:
+            self.progress.update(self.progress.done, note=part)
 
     def say(self, text: str) -> None:
         """Print a line above the progress."""

@@ -61,6 +61,32 @@ class TextPool:
         return type(self)(tuple(self.sample_ids[i] for i in drawn), tuple(self.texts[i] for i in drawn))
 
 
+class VectorQueue:
+    """The newest full-resolution vectors of videos, as rivals of later ones. The backbone is frozen, so none grow old.
+
+    >>> queue = VectorQueue(2, dim=1)
+    >>> queue.add(["a", "b", "c"], torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> queue.samples, queue.vectors.tolist()
+    (['b', 'c'], [[2.0], [3.0]])
+    """
+
+    def __init__(self, size: int, dim: int) -> None:
+        self.size = size
+        self.samples: list[Hashable] = []
+        self.vectors = torch.empty((0, dim))
+
+    def add(self, samples: Sequence[Hashable], vectors: Tensor) -> None:
+        """Add vectors (N, dim) on the end; the oldest leave."""
+        if self.size:
+            self.samples = [*self.samples, *samples][-self.size :]
+            self.vectors = torch.cat([self.vectors.to(vectors.device), vectors])[-self.size :]
+
+    def rivals(self, beyond: Collection[Hashable]) -> tuple[list[Hashable], Tensor]:
+        """Samples and vectors of the queue that are not of the given samples."""
+        kept = [place for place, sample in enumerate(self.samples) if sample not in beyond]
+        return [self.samples[place] for place in kept], self.vectors[kept]
+
+
 def allowed_negatives(positives: TextPool, candidates: TextPool) -> Tensor:
     """Which candidates are negatives of which query: bool (B, N) for B positives and N candidates.
 

@@ -10,7 +10,8 @@ explained at the function they concern:
 - a query without negatives teaches nothing (`score_group`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ class Scores:
     confidence: Tensor
     incentive: Tensor
     advantage: Tensor
+
+    def where(self, rows: Tensor, other: Self) -> Self:
+        """These scores, with those of `other` in some rows (...,) bool."""
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return type(self)(*(torch.where(rows.unsqueeze(-1), theirs, mine) for mine, theirs in pairs))
 
 
 def full_precision(tensor: Tensor) -> Tensor:
@@ -193,7 +199,7 @@ def score_group(
 
     `similarity_positive` (..., K), `similarity_negatives` (..., K, N), `negative_mask` (..., N) bool, and `cost`
     (..., K) from `scale_cost` or `token_cost`. An input with no negatives cannot be ranked:
-    its gap, incentive and advantage are 0 under all options.
+    its gap, incentive and advantage are 0 under all options but `cosine`, which needs no rivals.
 
     >>> positive = torch.tensor([0.9, 0.6])
     >>> negatives = torch.tensor([[0.3, 0.1], [0.6, 0.2]])
@@ -211,6 +217,8 @@ def score_group(
 
     if options.reward == "validated":
         reward = rank_validated_gap(succeeded, gap)
+    elif options.reward == "cosine":
+        reward = full_precision(similarity_positive)
     else:
         reward = succeeded.to(gap.dtype) if options.reward == "success" else gap
     retrieval = group_advantage(reward, options.epsilon)

@@ -6,7 +6,7 @@ do not depend on sizes. The language model reads rollouts of similar length toge
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from allocembed.backbones.base import Backbone, Item, Prompt, TowerOutput, group_rows
-from allocembed.budget import Budget, base_cost, grids_at, project
+from allocembed.budget import Budget, Grid, base_cost, grids_at, project
 from allocembed.geometry import Geometry
 from allocembed.rdpo.data.base import VideoBatch
 from allocembed.rdpo.log import StepTimer
@@ -87,17 +87,23 @@ def allocate(
     *,
     mode: str = "projected",
     cost: str = "tokens",
+    rungs: int = 0,
 ) -> Allocations:
-    """Turn sampled scales (b, K, C) into grids: projected onto the budget, or `soft`, as they are."""
+    """Turn sampled scales (b, K, C) into grids.
+
+    `mode`: projected, onto the budget; capped, only made smaller where they exceed it; soft, as they are. `rungs` puts
+    projected scales on a ladder.
+    """
     count, k, chunks = scales.shape
     together = geometry.frames_per_chunk
-    native, base = (
-        geometry.native(*videos.frames.shape[-2:], frames=n) for n in (chunks * together, budget.base_frames)
-    )
+    native, base = native_grid(videos, geometry), native_grid(videos, geometry, budget.base_frames)
     sides = np.array([native.rows, native.cols])
     limit = np.array([budget.tokens(base, int(total), together) for total in videos.totals])
-    if mode == "projected":
-        flat, grids = project(scales.reshape(count * k, chunks), sides, np.repeat(limit, k), scale_range)
+    if mode != "soft":
+        grow = mode == "projected"
+        flat, grids = project(
+            scales.reshape(count * k, chunks), sides, np.repeat(limit, k), scale_range, grow=grow, rungs=rungs
+        )
         scales, grids = flat.reshape(scales.shape), grids.reshape(count, k, chunks, 2)
     else:
         grids = grids_at(scales, sides)
@@ -106,10 +112,15 @@ def allocate(
     if cost == "scale":
         price = scale_cost(torch.from_numpy(scales), scale_range=scale_range)
     else:
-        most = np.minimum(limit, most) if mode == "projected" else np.full(count, most)
+        most = np.full(count, most) if mode == "soft" else np.minimum(limit, most)
         price = token_cost(torch.from_numpy(tokens), torch.from_numpy(most), int(least))
     unit = np.array([base_cost(base, budget.base_frames, int(total), together) for total in videos.totals])
     return Allocations(scales, grids, price.float().numpy(), tokens / unit[:, None])
+
+
+def native_grid(videos: VideoBatch, geometry: Geometry, frames: int | None = None) -> Grid:
+    """The grid of these videos at scale 1, if all their frames are embedded together, or as many as given."""
+    return geometry.native(*videos.frames.shape[-2:], frames=frames or videos.frames.shape[1])
 
 
 def concentration(tokens: np.ndarray) -> np.ndarray:
@@ -129,6 +140,7 @@ class RolloutEncoder:
         self, backbone: Backbone, batch_tokens: int = 65536, *, share: bool = True, timer: StepTimer | None = None
     ) -> None:
         """`share=False` runs the vision tower for every rollout on its own; for comparison only."""
+        self.on_videos: Callable[[int], None] = lambda count: None  # called with the number of videos embedded at once
         self.backbone, self.batch_tokens, self.share = backbone, batch_tokens, share
         self.timer = timer or StepTimer(backbone.device)
 
@@ -139,10 +151,17 @@ class RolloutEncoder:
         return self.backbone.embed(items, batch_tokens=self.batch_tokens).to(self.backbone.device)
 
     @torch.no_grad()
-    def embed(self, videos: VideoBatch, questions: Sequence[str | None], grids: np.ndarray) -> Tensor:
+    def embed(
+        self,
+        videos: VideoBatch,
+        questions: Sequence[str | None],
+        grids: np.ndarray,
+        instructions: Sequence[str | None] | None = None,
+    ) -> Tensor:
         """Unit vectors (b, K, dim), fp32, of b videos with their questions under the grids (b, K, C, 2)."""
         seconds = videos.seconds(self.backbone.geometry.frames_per_chunk)
-        prompts = [Prompt(text, seconds=times) for text, times in zip(questions, seconds, strict=True)]
+        orders = [None] * len(videos) if instructions is None else instructions
+        prompts = [Prompt(*said) for said in zip(questions, orders, seconds, strict=True)]
         tokenised = self.backbone.tokenise(prompts)
         vectors = torch.empty((*grids.shape[:2], self.backbone.dim), device=self.backbone.device)
         for block in self._blocks(grids):
@@ -150,6 +169,7 @@ class RolloutEncoder:
                 features, starts = self._see(videos, block, grids[block])
             with self.timer("language"):
                 vectors[block] = self._read(tokenised[block], grids[block], features, starts)
+            self.on_videos(block.stop - block.start)
         return vectors
 
     def _blocks(self, grids: np.ndarray) -> Iterator[slice]:

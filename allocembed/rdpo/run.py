@@ -28,6 +28,7 @@ from allocembed.policy.preview import load_previewer
 from allocembed.rdpo.checkpoint import TrainingProgress, check_config, has_state, load_state, save_state, whole_weights
 from allocembed.rdpo.config import MODELS, PATHS, WORLD, TrainConfig, absolute_paths, make_config
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, Source
+from allocembed.rdpo.data.folder import FolderSource
 from allocembed.rdpo.data.jsonl import JsonlSource
 from allocembed.rdpo.data.world import WorldSource
 from allocembed.rdpo.log import FILE as LOG_FILE
@@ -77,23 +78,31 @@ def training_switches() -> Iterator[None]:
 
 def check_data(config: TrainConfig) -> None:
     """Raise if `data` or `videos` cannot be used, before any model is loaded."""
-    if not config.data:
-        raise ConfigError("no training data: pass --data train.jsonl (see docs/training.md), or --preset nano")
+    if not config.data and not config.videos:
+        raise ConfigError(
+            "no training data: pass --videos FOLDER, --data train.jsonl (see docs/training.md), or --preset nano"
+        )
     if config.data != WORLD and not _videos(config).is_dir():
         raise DataError(f"there is no folder {_videos(config)}: pass the folder of the videos with --videos")
 
 
 def make_source(config: TrainConfig, check_text: Callable[[str], None] | None = None) -> Source:
     """The source that `data` names; lines of a .jsonl whose texts fail `check_text` are skipped."""
+    texts = config.target == "text"
     if config.data == WORLD:
-        return WorldSource(config.seed, config.pool, config.mixture)
-    return JsonlSource(
-        Path(config.data),
-        _videos(config),
+        return WorldSource(config.seed, config.pool, config.mixture, texts=texts)
+    folder = _videos(config)
+    kind, file = (JsonlSource, Path(config.data)) if config.data else (FolderSource, folder)
+    return kind(
+        file,
+        folder,
         seed=config.seed,
         validation=config.validation,
         workers=config.workers,
         check_text=check_text,
+        texts=texts,
+        pixels=config.training_pixels,
+        held=Path(config.validation_data) if config.validation_data else None,
     )
 
 
@@ -154,12 +163,15 @@ class TrainingRun:
                 failures = "; ".join(trainer.source.skipped[:3])
                 raise DataError(f"none of the videos held out for validation can be read: check --videos. {failures}")
             progress.uniform, progress.searches = uniform["score"], "search1" in uniform
+            progress.cosine = "hit1" not in uniform
             self.log.write("uniform", 0, uniform)
         started, before, named = time.monotonic(), progress.seconds, 0
+        saved = started
         while progress.step < config.steps:
             with trainer.timer("data"):
                 batch = trainer.source.finish(next(batches), trainer.device)
-            report = trainer.step(batch, progress.step)
+            with self._say_what_helps(), self._show_videos(len(batch.examples)):
+                report = trainer.step(batch, progress.step)
             report["lr"] = learning_rate(config, progress.step)
             progress.step += 1
             progress.skipped += int(report.pop("not finite"))
@@ -176,13 +188,43 @@ class TrainingRun:
             last = progress.step == config.steps
             if progress.step % config.validate_every == 0 or last or ending == OUT_OF_TIME:
                 self._validate(held)
-            if progress.step % config.save_every == 0 or last or ending:
+            due = config.save_minutes and time.monotonic() - saved > 60 * config.save_minutes
+            if progress.step % config.save_every == 0 or last or ending or self.processes.largest(bool(due)):
                 self._save()
+                saved = time.monotonic()
             if self.on_step:
                 self.on_step(progress.step)
             if ending:
                 progress.stopped_by = ending if ending < OUT_OF_TIME and not last else 0
                 return
+
+    @contextmanager
+    def _say_what_helps(self) -> Iterator[None]:
+        """Turn a full GPU into an error that names the options which need less of it."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            config = self.config
+            raise ConfigError(
+                f"the GPU's memory is full: lower --batch-tokens (now {config.batch_tokens}) and --micro-batch (now "
+                f"{config.micro_batch}), or shrink the frames with --training-pixels 230400"
+            ) from error
+
+    @contextmanager
+    def _show_videos(self, examples: int) -> Iterator[None]:
+        """Show how many videos of the step have been embedded."""
+        done = 0
+
+        def count(videos: int) -> None:
+            nonlocal done
+            done += videos
+            self.log.within(f"step {self.progress.step + 1}: {done:,} of {examples:,} videos")
+
+        self.trainer.encoder.on_videos = count
+        try:
+            yield
+        finally:
+            self.trainer.encoder.on_videos = lambda videos: None
 
     def _validate(self, held: Any) -> None:
         """Measure the policy, and keep it if it is the best so far."""
@@ -239,6 +281,7 @@ class TrainingRun:
             say(f"{progress.broken} videos were left out of their step: a vector of theirs was not finite")
         if progress.best >= 0:
             measure = "mean of Hit@1 and search Hit@1" if progress.searches else "Hit@1"
+            measure = "mean cosine to the full-resolution vector" if progress.cosine else measure
             say(f"best: {measure} {progress.best:.1%} after step {progress.best_step} → {self.folder / BEST}")
             if progress.uniform >= 0:
                 worse = "" if progress.best > progress.uniform else "; the best policy is not better, train it longer"

@@ -7,12 +7,16 @@ Differences from GRPO, on which it builds:
 - An efficiency incentive is added to the advantage (18–21) and is not normalised with it.
 - Clipping is asymmetric. There is no reference model and no KL term.
 
-Differences from the paper, and why:
+Differences from the paper, and why. The first three are options, and the preset `paper` has the paper's side of each:
 - **Projected rollouts** (`budget_mode`): each sample is projected onto the budget before it is scored, as in use.
-  Otherwise more detail always helps, and in an early experiment the policy drifted to 3–6× the cost. `soft` is the
-  paper's way; `recipes/ablations.py` compares them.
+  Otherwise more detail always helps, and in an early experiment the policy drifted to 3–6× the cost. After `soft`
+  rollouts, the paper's way, the budget is only an upper bound in validation and use. `recipes/ablations.py` compares
+  them.
 - **Cost in tokens** (`cost`): by the paper's mean scale, {0.2, 1.8} costs as much as {1, 1}; in tokens it costs 1.64×
   as much. Projected rollouts all cost nearly the budget, so the incentive then has little effect.
+- **Bounded α and β** (`policy_head`): from 1 to 20, so that no distribution has two peaks, and none is too sharp to
+  explore.
+- The policy sees questions, not instructions: an instruction says nothing about a place in the video.
 - The unit of allocation is a chunk, as in the backbone. Nothing is averaged after sampling.
 - The policy sees each example once per pass, whatever K is, so mini- and micro-batches count examples, not allocations.
 - Frozen features are computed once per example, and rollouts share the work of the vision tower (`rollouts`).
@@ -22,6 +26,7 @@ same purpose), and a learned value function.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,18 +40,19 @@ from allocembed.execution.distributed import Processes
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.preview import Previewer, asks
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
+from allocembed.rdpo.candidates import Candidates
 from allocembed.rdpo.checkpoint import TrainedParts
 from allocembed.rdpo.config import TrainConfig
 from allocembed.rdpo.data.base import TRAINING, Source, TrainingBatch, VideoBatch
 from allocembed.rdpo.log import StepTimer
 from allocembed.rdpo.meter import Meter
-from allocembed.rdpo.negatives import TextPool, allowed_negatives
+from allocembed.rdpo.negatives import TextPool
 from allocembed.rdpo.objective import beta_log_prob, clipped_objective, diagnose, sample_actions
 from allocembed.rdpo.rewards import score_group, success
 from allocembed.rdpo.rollouts import Allocations, PolicyInputs, RolloutEncoder, Rollouts, allocate, join
 from allocembed.rdpo.sharding import clip_gradients, shard
 
-BANK = 32768  # a corpus of at most this many texts is embedded once, at the start; a larger one as it is drawn
+LOOK_BYTES = 2**31  # frames that are on the device at once for previews
 
 
 class Trainer:
@@ -67,7 +73,7 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
-        self.bank = self._fill_bank()
+        self.candidates = Candidates(config, processes, self.encoder, source)
 
     @property
     def mean(self) -> ScalePolicy:
@@ -76,7 +82,7 @@ class Trainer:
 
     @property
     def parts(self) -> TrainedParts:
-        return TrainedParts(self.policy, self.averaged, self.optimiser)
+        return TrainedParts(self.policy, self.averaged, self.optimiser, self.candidates.queue)
 
     def prepare(self, stream: int, step: int) -> Any:
         """The host's part of a training batch, or of the validation set."""
@@ -95,13 +101,13 @@ class Trainer:
         with self.timer("policy"):
             shapes = self.shapes(self.policy, inputs)
         with self.timer("texts"):
-            candidates, targets = self.candidates(batch, number)
+            candidates, targets = self.candidates.draw(batch, number)
         rollouts, broken = [], 0
         for videos, seen, (alpha, beta) in zip(batch.videos, inputs, shapes, strict=True):
             with self.timer("sampling"):
                 actions = self.sample(alpha.cpu(), beta.cpu(), number, videos.members)
                 found = self.allocate(actions.numpy(), videos, batch, self.config.budget_mode)
-            vectors = self.encoder.embed(videos, batch.questions(videos), found.grids)
+            vectors = self.embed(videos, batch, found.grids)
             actions = actions.to(self.device)
             finite = vectors.isfinite().all(-1).all(-1) & targets[videos.members].isfinite().all(-1)
             if not bool(finite.all()):
@@ -114,6 +120,9 @@ class Trainer:
                 vectors, actions, alpha, beta = vectors[rows], actions[rows], alpha[rows], beta[rows]
             with self.timer("scoring"):
                 advantage = self.score(vectors, videos, found, candidates, targets, batch, meter)
+            if self.config.search_rounds:
+                with self.timer("search"):
+                    actions, advantage = self.search(actions, vectors, videos, targets, batch, number, meter)
             rollouts.append(Rollouts(videos.members, seen, actions, beta_log_prob(actions, alpha, beta), advantage))
             meter.add("sharpness", alpha + beta)
         with self.timer("update"):
@@ -132,14 +141,17 @@ class Trainer:
 
     def look(self, videos: VideoBatch, batch: TrainingBatch) -> PolicyInputs:
         """Preview features of all chunks, and features of the questions, padded to the longest."""
-        chunks = torch.from_numpy(videos.chunks(self.previewer.frames_per_chunk)).to(videos.frames.device)
-        frames, questions = videos.frames[:, chunks], batch.questions(videos)
-        visual = self.previewer.look(frames.flatten(0, 1), asked=any(map(asks, questions)))
+        chunks = torch.from_numpy(videos.chunks(self.previewer.frames_per_chunk)).to(self.device)
+        questions, features = batch.questions(videos), []
+        for frames in videos.frames.split(max(1, LOOK_BYTES // videos.frames[0].numel())):
+            seen = frames.to(self.device)[:, chunks]
+            features.append(self.previewer.look(seen.flatten(0, 1), asked=any(map(asks, questions))))
+        visual = torch.cat(features).unflatten(0, (len(videos), -1))
         words = self.previewer.read([question or "" for question in questions])
         text = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
         lengths = torch.tensor([len(word) for word in words], device=text.device)
         mask = torch.arange(text.shape[1], device=text.device) < lengths[:, None]
-        return PolicyInputs(visual.unflatten(0, frames.shape[:2]), text, mask)
+        return PolicyInputs(visual, text, mask)
 
     @torch.no_grad()
     def shapes(self, policy: ScalePolicy, inputs: Sequence[PolicyInputs]) -> list[tuple[Tensor, Tensor]]:
@@ -178,54 +190,19 @@ class Trainer:
             drawn.append(sample_actions(alpha[row], beta[row], self.config.rollouts, generator))
         return torch.stack(drawn)
 
-    def allocate(self, actions: np.ndarray, videos: VideoBatch, batch: TrainingBatch, mode: str) -> Allocations:
+    def allocate(
+        self, actions: np.ndarray, videos: VideoBatch, batch: TrainingBatch, mode: str, *, training: bool = True
+    ) -> Allocations:
         """The allocations of actions (b, K, C), mapped to scales in the range (equation 7), under the budget."""
         low, high = self.config.scale_range
         scales = low + actions.astype(np.float64) * (high - low)
         geometry, cost = self.backbone.geometry, self.config.cost
-        return allocate(scales, videos, geometry, batch.budget, (low, high), mode=mode, cost=cost)
+        rungs = self.config.ladder if training else 0
+        return allocate(scales, videos, geometry, batch.budget, (low, high), mode=mode, cost=cost, rungs=rungs)
 
-    def candidates(self, batch: TrainingBatch, step: int) -> tuple[TextPool, Tensor]:
-        """The candidate set U (equation 12), all processes' targets then texts of the corpus, and its vectors."""
-        own = batch.targets
-        drawn = self.source.corpus.draw(
-            self.config.global_negatives, seed=self.config.seed, step=step, beyond=frozenset(own.texts)
-        )
-        vectors = [self._embed_texts(own.texts, [example.query for example in batch.examples])]
-        if self.bank is not None and len(drawn):
-            rows, bank = self.bank
-            vectors.append(bank[torch.tensor([rows[text] for text in drawn.texts], device=self.device)])
-        elif len(drawn):
-            vectors.append(self._embed_texts(drawn.texts, [text in self.source.queries for text in drawn.texts]))
-        options = self.options(batch, beyond=own + drawn)
-        if len(options):
-            vectors.append(self._embed_texts(options.texts, [False] * len(options)))
-        return own + drawn + options, torch.cat(vectors)
-
-    def options(self, batch: TrainingBatch, beyond: TextPool) -> TextPool:
-        """Options of the batch's questions that are not among the candidates yet."""
-        if not self.config.like_with_like:
-            return TextPool((), ())
-        texts = {text: None for example in batch.examples for text in example.options}
-        more = [text for text in texts if text not in set(beyond.texts)]
-        return TextPool([("option", text) for text in more], more)
-
-    def _embed_texts(self, texts: Sequence[str], queries: Sequence[bool]) -> Tensor:
-        """Vectors (N, dim) of texts that all processes have; each process embeds its share."""
-        mine = self.processes.mine(len(texts))
-        if not len(mine):
-            vectors = torch.empty((0, self.backbone.dim), device=self.device)
-        else:
-            vectors = self.encoder.texts([texts[i] for i in mine], [queries[i] for i in mine])
-        return self.processes.gather(vectors, len(texts))
-
-    def _fill_bank(self) -> tuple[dict[str, int], Tensor] | None:
-        """Vectors of the whole corpus, and the row of each text, if the corpus is small enough to keep."""
-        texts = list(dict.fromkeys(self.source.corpus.texts))
-        if not self.config.global_negatives or len(texts) > BANK:
-            return None
-        vectors = self._embed_texts(texts, [text in self.source.queries for text in texts])
-        return {text: row for row, text in enumerate(texts)}, vectors
+    def embed(self, videos: VideoBatch, batch: TrainingBatch, grids: np.ndarray) -> Tensor:
+        """Vectors (b, K, dim) of videos under the grids (b, K, C, 2), with their questions and instructions."""
+        return self.encoder.embed(videos, batch.questions(videos), grids, batch.instructions(videos))
 
     def score(
         self,
@@ -238,12 +215,16 @@ class Trainer:
         meter: Meter,
     ) -> Tensor:
         """Advantages (b, K) of rollouts with vectors (b, K, dim) against the candidates' vectors (N, dim)."""
-        similarity = vectors @ targets.T
+        similarity = vectors @ targets.nan_to_num().T
         members = torch.from_numpy(videos.members).to(self.device)
         positive = similarity.gather(-1, members[:, None, None].expand(-1, similarity.shape[1], 1))[..., 0]
-        mask = self.negatives(batch, videos.members.tolist(), candidates) & targets.isfinite().all(-1)
+        mask = self.candidates.negatives(batch, videos.members.tolist(), candidates) & targets.isfinite().all(-1)
         price = torch.from_numpy(found.price).to(self.device)
         scores = score_group(positive, similarity, mask, price, self.config)
+        own = torch.tensor([batch.examples[member].own for member in videos.members.tolist()], device=self.device)
+        if bool(own.any()):
+            alone = score_group(positive, similarity, mask, price, replace(self.config, reward=self.config.own_reward))
+            scores = scores.where(own, alone)
         meter.add("hit1", scores.success)
         meter.add("gap", scores.gap)
         meter.add("reward", scores.reward)
@@ -252,21 +233,39 @@ class Trainer:
         meter.add_allocations(found)
         return scores.advantage
 
-    def negatives(self, batch: TrainingBatch, members: Sequence[int], candidates: TextPool) -> Tensor:
-        """Which candidates are negatives of the targets of these examples: bool (b, N)."""
-        targets = [batch.examples[member] for member in members]
-        own = TextPool([example.sample for example in targets], [example.target for example in targets])
-        allowed = allowed_negatives(own, candidates)
-        if self.config.like_with_like:
-            answers = batch.answers | self.source.answers
-            mine, theirs = (torch.tensor([text in answers for text in pool.texts]) for pool in (own, candidates))
-            allowed &= mine[:, None] == theirs
-            places = {text: place for place, text in enumerate(candidates.texts)}
-            for row, example in enumerate(targets):
-                if example.options:
-                    allowed[row] = False
-                    allowed[row, [places[text] for text in example.options]] = True
-        return allowed.to(self.device)
+    def search(
+        self,
+        actions: Tensor,
+        vectors: Tensor,
+        videos: VideoBatch,
+        targets: Tensor,
+        batch: TrainingBatch,
+        step: int,
+        meter: Meter,
+    ) -> tuple[Tensor, Tensor]:
+        """Search on from sampled actions (b, K, C) towards the targets, and return the best quarter to imitate.
+
+        The cross-entropy method on the logits of the actions: each round samples K around the best so far.
+        """
+        count, wanted = actions.shape[1], targets[torch.from_numpy(videos.members).to(self.device)][:, None]
+        keep = max(2, count // 4)
+        logits, cosine = actions.logit(1e-4), (vectors * wanted).sum(-1)
+        seeds = np.random.SeedSequence([self.config.seed, step, int(videos.members[0]), 7]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(seeds.item()) % 2**63)
+        for _ in range(self.config.search_rounds):
+            best = cosine.topk(keep, 1).indices
+            elite = logits.gather(1, best[..., None].expand(-1, -1, logits.shape[-1]))
+            logits, cosine = elite, cosine.gather(1, best)
+            noise = torch.randn((len(elite), count, elite.shape[-1]), generator=generator).to(elite.device)
+            drawn = elite.mean(1, keepdim=True) + noise * (elite.std(1, keepdim=True) + 0.05)
+            found = self.allocate(drawn.sigmoid().cpu().numpy(), videos, batch, self.config.budget_mode)
+            fresh = self.encoder.embed(videos, batch.questions(videos), found.grids)
+            logits = torch.cat([logits, drawn], 1)
+            cosine = torch.cat([cosine, (fresh * wanted).sum(-1).nan_to_num(-1)], 1)
+        best = cosine.topk(keep, 1)
+        meter.add("searched", best.values)
+        chosen = logits.gather(1, best.indices[..., None].expand(-1, -1, logits.shape[-1])).sigmoid()
+        return chosen.clamp(1e-4, 1 - 1e-4), torch.ones_like(best.values)
 
     def update(self, rollouts: Sequence[Rollouts], examples: int, step: int, meter: Meter) -> int:
         """Go once through the rollouts in mini-batches of examples; after the first, the ratio is no longer 1.
@@ -316,7 +315,8 @@ class Trainer:
 
         `hit1`: each video's target among all texts of the set, as in training. `search1`: each search sentence's video
         among all videos of the set, the most common use. `score`: the mean of both, which selects the best checkpoint.
-        `answer1`: `hit1` of the targets that are answers.
+        `answer1`: `hit1` of the targets that are answers. Videos without texts have `cosine`, the mean cosine to their
+        full-resolution vector, and `own1`, how often it is the nearest one; they enter the score by their share.
         """
         batch, meter = self.source.finish(prepared, self.device), Meter()
         shapes = [] if uniform else self.shapes(self.mean, [self.look(videos, batch) for videos in batch.videos])
@@ -328,31 +328,41 @@ class Trainer:
             else:
                 alpha, beta = shapes[number]
                 actions = (alpha / (alpha + beta))[:, None].cpu().numpy()
-            found = self.allocate(actions, videos, batch, "projected")
-            vectors = self.encoder.embed(videos, batch.questions(videos), found.grids)[:, 0]
+            capped = self.config.budget_mode == "soft" and not uniform
+            found = self.allocate(actions, videos, batch, "capped" if capped else "projected", training=False)
+            vectors = self.embed(videos, batch, found.grids)[:, 0]
             row = torch.from_numpy((videos.members - self.processes.rank) // self.processes.world).to(self.device)
             own[row] = torch.cat([vectors, torch.ones_like(vectors[:, :1])], -1)
             meter.add_allocations(found)
         gathered = self.processes.gather(own, count)
         vectors, there = gathered[:, :dim], (gathered[:, dim] > 0) & gathered.isfinite().all(-1)
         queries = torch.tensor([example.query for example in batch.examples], device=self.device)
-        options = self.options(batch, beyond=batch.targets)
+        options = self.candidates.options(batch, beyond=batch.targets)
         candidates = batch.targets + options
-        targets = self._embed_texts(candidates.texts, [*queries.tolist(), *[False] * len(options)])
+        targets = self.candidates.targets(batch)
+        if len(options):
+            targets = torch.cat([targets, self.candidates.embed_texts(options.texts, [False] * len(options))])
         there &= targets[:count].isfinite().all(-1)
-        similarity = vectors @ targets.T
-        mask = self.negatives(batch, range(count), candidates) & targets.isfinite().all(-1)
+        similarity = vectors @ targets.nan_to_num().T
+        mask = self.candidates.negatives(batch, range(count), candidates) & targets.isfinite().all(-1)
         right = similarity.diagonal()[:, None]
         hits = success(right, similarity[:, None], mask)[:, 0]
         searches = success(right, similarity[:, :count].T[:, None], mask[:, :count] & there)[:, 0]
         means = meter.means(self.processes)
-        means["hit1"] = hits[there].float().mean().item()
-        means["score"] = means["hit1"]
-        if bool((there & queries).any()):
-            means["search1"] = searches[there & queries].float().mean().item()
+        alone = torch.tensor([example.own for example in batch.examples], device=self.device)
+        told, own = there & ~alone, there & alone
+        if bool(told.any()) or not bool(own.any()):
+            means["hit1"] = means["score"] = hits[told].float().mean().item()
+        if bool((told & queries).any()):
+            means["search1"] = searches[told & queries].float().mean().item()
             means["score"] = (means["hit1"] + means["search1"]) / 2
-        if bool((there & ~queries).any()):
-            means["answer1"] = hits[there & ~queries].float().mean().item()
+        if bool((told & ~queries).any()):
+            means["answer1"] = hits[told & ~queries].float().mean().item()
+        if bool(own.any()):
+            means["own1"] = hits[own].float().mean().item()
+            means["cosine"] = similarity.diagonal()[own].mean().item()
+            share = own.sum().item() / there.sum().item()
+            means["score"] = share * means["cosine"] + (1 - share) * means.get("score", 0.0)
         return means
 
 
@@ -371,17 +381,21 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 def make_policy(config: TrainConfig, previewer: Previewer) -> ScalePolicy:
     """The policy at the start of a run, for a previewer's features; the same on every process."""
     sizes = (config.width, config.heads, config.layers, config.expansion)
-    module = FrameModuleConfig(previewer.visual_width, previewer.text_width, *sizes, summary=previewer.summary)
+    widths, summary = (previewer.visual_width, previewer.text_width), previewer.summary
+    module = FrameModuleConfig(
+        *widths, *sizes, summary=summary, learns_questions=summary, policy_head=config.policy_head
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         about = (config.preview, previewer.source, config.preview_tokens, config.scale_range)
-        policy = ScalePolicy(PolicyConfig(module, *about))
+        policy = ScalePolicy(PolicyConfig(module, *about, grow=config.budget_mode == "projected"))
     if config.start_from:
         first = ScalePolicy.from_pretrained(config.start_from)
-        if first.config.module != module:
+        if replace(first.config.module, learns_questions=summary) != module:
             raise PolicyError(
                 f"cannot start from {config.start_from}: its sizes are {first.config.module}, those of this run "
-                f"{module}; use its preview, preview_summary, width, heads, layers and expansion"
+                f"{module}; use its preview, preview_summary, width, heads, layers, expansion and policy_head"
             )
-        policy.load_state_dict(first.state_dict())
+        # An allocator made before 0.3 has no output that corrects questions; it keeps that of a fresh policy.
+        policy.load_state_dict({**policy.state_dict(), **first.state_dict()})
     return policy.to(previewer.device)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from allocembed import AllocEmbed, EmbedConfig
+from allocembed import AllocEmbed, EmbedConfig, world
 from allocembed.allocators.base import AllocationRequest
 from allocembed.allocators.learned import Learned, as_chunks
 from allocembed.allocators.registry import load_allocator
@@ -94,6 +94,47 @@ def test_the_text_and_the_frames_both_matter_and_the_default_task_stands_in(lear
     assert np.array_equal(usual, learned.actions(frames[:24], ""))
     assert np.abs(usual - learned.actions(frames[:24], "a red car drives by")).max() > 1e-4
     assert np.abs(usual - learned.actions(frames[24:48])).max() > 1e-3
+
+
+INSTRUCTIONS = (
+    "Find a video that contains the following visual content.",
+    "Find the video snippet that corresponds to the given summary.",
+    "Select a video that fits the description provided.",
+    "Find a video that demonstrates the following action while making a recipe.",
+    "Represent the user's input.",
+    "Represent this video for classification",
+    "Describe the video in detail.",
+    "Understand the content of the provided video.",
+    "Given a video and a question, select the most accurate answer from the provided candidates.",
+    "Recognize the category of the video content.",
+)
+
+
+@pytest.mark.slow  # twelve embeddings with nano-qwen3
+def test_no_instruction_changes_an_allocation_and_a_question_does():
+    embedder = AllocEmbed.from_pretrained("nano-qwen3", "learned", device="cpu")
+    timelines = world.draw(1, [5], "short", "train", orientation="landscape")
+    frames = world.render(timelines, np.linspace(0, 1, 24))[0].permute(0, 2, 3, 1).numpy()
+    plain = embedder.encode_video(frames)
+    told = [embedder.encode_video(frames, instruction=text) for text in INSTRUCTIONS]
+    assert [each.allocation for each in told] == [plain.allocation] * 10
+    moved = [np.abs(each.vector - plain.vector).max() > 1e-3 for each in told]
+    assert sum(moved) == 9, "all but the model's own default reach the backbone"
+    assert embedder.encode_video(frames, "What colour is the circle?").allocation != plain.allocation
+
+
+def test_a_policy_that_was_trained_with_soft_rollouts_is_never_enlarged(backbone, learned, frames):
+    policy = ScalePolicy(replace(learned.policy.config, grow=False))
+    policy.load_state_dict(learned.policy.state_dict())
+    capped, clip = Learned(policy, learned.previewer), sample(frames, 24)
+    assert capped.identity() != learned.identity()
+    request = AllocationRequest(backbone.geometry, Budget.parse("4000"))
+    plan, enlarged = (allocator.plan(clip, request).fit(clip, request) for allocator in (capped, learned))
+    requested = 0.2 + 1.6 * capped.actions(clip.frames)
+    assert np.abs(plan.scales - requested).max() < 0.2, "its own scales, but for the rounding to whole tokens"
+    assert plan.cost < enlarged.cost <= 4000
+    small = replace(request, budget=Budget.parse("2f"))
+    assert capped.plan(clip, small).fit(clip, small).relative_cost <= 1
 
 
 @pytest.mark.parametrize("budget", ["8f", "2f", 30, "400"])

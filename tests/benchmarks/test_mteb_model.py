@@ -151,6 +151,21 @@ def test_mteb_asks_questions_about_videos(embedder, files):
     assert results.task_results[0].scores["test"][0]["accuracy"] == pytest.approx(right / len(files), abs=1e-4)
 
 
+@pytest.mark.parametrize(("kind", "steers"), [("VideoCentricQA", True), ("Any2AnyRetrieval", False)])
+def test_only_a_question_beside_a_video_steers_its_allocation(embedder, files, monkeypatch, kind, steers):
+    seen = []
+    plan = embedder.allocator.plan
+    monkeypatch.setattr(
+        embedder.allocator, "plan", lambda clip, asked: seen.append(asked.question) or plan(clip, asked)
+    )
+    task = describe("Tiny", kind, "vt2v", ["video", "text"], "accuracy")
+    batch = {"video": [str(files[0])], "text": ["the same in the snow"]}
+    vectors = MtebModel(embedder).encode([batch], task_metadata=task)
+    assert seen == (["the same in the snow"] if steers else [None])
+    # Uniform allocation ignores the question, so both vectors must be those of the video with the text.
+    assert np.abs(vectors[0] - embedder.encode_video(files[0], "the same in the snow").vector).max() < 1e-5
+
+
 @pytest.mark.parametrize("task", [Classes, Labels])
 def test_mteb_sorts_videos(task, embedder, files, monkeypatch):
     seen = []

@@ -25,8 +25,10 @@ def given(trained: mock.Mock, *words: object) -> TrainConfig:
     return trained.call_args.args[0]
 
 
-def test_without_options_it_is_the_papers_run(trained):
+def test_without_options_it_is_the_default_preset(trained):
     assert given(trained) == TrainConfig() and trained.call_args.kwargs == {"resume": False}
+    assert given(trained, "--preset", "allocembed") == TrainConfig()
+    assert given(trained, "--preset", "paper").policy_head == "softplus"
 
 
 def test_a_preset_gives_the_defaults_and_options_override_it(trained):

@@ -4,16 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from allocembed.errors import ConfigError
 from allocembed.policy.frame_module import CEILING, FrameModule, FrameModuleConfig
 
 SMALL = FrameModuleConfig(visual_width=12, text_width=12, width=32, heads=4, layers=2)
 
 
-@pytest.fixture(params=[False, True], ids=["patches", "summary"])
+@pytest.fixture(params=[(False, False), (True, False), (True, True)], ids=["patches", "summary", "questions"])
 def module(request) -> FrameModule:
     torch.manual_seed(0)
-    return FrameModule(replace(SMALL, summary=request.param))
+    summary, learns = request.param
+    return FrameModule(replace(SMALL, summary=summary, learns_questions=learns))
 
 
 def inputs(chunks: int = 6, words: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,6 +77,66 @@ def test_every_parameter_gets_a_gradient_at_the_start(module):
     silent = [name for name, p in module.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
     # Adding a constant to all keys changes no attention, so key biases alone may stay silent.
     assert not [name for name in silent if not name.endswith("key.bias")]
+
+
+def question_gradient(module: FrameModule) -> dict[str, float]:
+    """The largest gradient of each parameter if something is asked about every video."""
+    visual, text = inputs()
+    text[1, -1] = -text[1, 0]
+    alpha, beta = module(visual, text)
+    (alpha * torch.randn_like(alpha) + beta * torch.randn_like(beta)).sum().backward()
+    named = module.named_parameters()
+    return {name: 0.0 if p.grad is None else p.grad.abs().max().item() for name, p in named}
+
+
+def test_questions_train_the_network_and_not_only_the_weight_of_their_fit():
+    torch.manual_seed(0)
+    older, module = (FrameModule(replace(SMALL, summary=True, learns_questions=learns)) for learns in (False, True))
+    fixed = ("asked", "head.out.weight", "head.out.bias")  # what decides without a question
+    assert {name for name, size in question_gradient(older).items() if size} == {"asked"}
+    silent = {name for name, size in question_gradient(module).items() if not size}
+    assert not [name for name in silent if not name.endswith("key.bias") and name not in fixed]
+
+
+def test_the_network_corrects_every_chunk_however_far_outside_the_fit_puts_it():
+    torch.manual_seed(0)
+    module = FrameModule(replace(SMALL, summary=True, learns_questions=True))
+    visual, text = inputs()
+    with torch.no_grad():
+        module.asked[0] = 100.0
+        before = module(visual, text)
+        module.head.correct.bias.copy_(torch.tensor([0.5, -0.5]))
+        after = module(visual, text)
+    worth = [alpha / (alpha + beta) for alpha, beta in (before, after)]
+    low = worth[0][0] < 0.1
+    assert low.any() and (worth[1][0] > worth[0][0] + 0.02)[low].all()
+    assert torch.equal(worth[0][1], worth[1][1]), "nothing is asked about the second video"
+
+
+def test_the_papers_head_is_a_plain_softplus():
+    torch.manual_seed(0)
+    module = FrameModule(replace(SMALL, policy_head="softplus"))
+    torch.nn.init.normal_(module.head.out.weight, std=100.0)
+    shapes = torch.stack(module(*inputs()))
+    assert 0 < shapes.min() < 1 and shapes.max() > CEILING
+    with torch.no_grad():
+        module.head.out.weight.zero_()
+        module.head.out.bias.copy_(torch.tensor([0.0, 3.0]))
+        alpha, beta = module(*inputs())
+    assert torch.allclose(alpha, torch.tensor(2.0).log()) and torch.allclose(beta, F.softplus(torch.tensor(3.0)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy_head": "sigmoid"}, "use one of bounded, softplus"),
+        ({"policy_head": "softplus", "summary": True}, "cannot use a summary"),
+        ({"learns_questions": True}, "set summary too"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(SMALL, **changes)
 
 
 def test_half_precision_still_gives_fp32_distributions(module):

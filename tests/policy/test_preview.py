@@ -13,7 +13,7 @@ from allocembed.backbones.loading import load_backbone
 from allocembed.budget import Grid
 from allocembed.errors import ConfigError
 from allocembed.policy import preview
-from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview, load_previewer, preview_grid
+from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview, asks, load_previewer, preview_grid
 from allocembed.resize import Patches, normalise, resize
 
 TEXTS = ["a red car drives by", "x", "What colour has the car that drives by the user?"]
@@ -89,8 +89,12 @@ def test_texts_are_read_once_and_the_oldest_are_forgotten(previewer, monkeypatch
     assert again is not first[1] and torch.equal(again, first[1])
 
 
-def test_an_empty_text_is_the_default_task(previewer):
-    assert torch.equal(previewer.read([" "])[0], previewer.read([DEFAULT_TASK])[0])
+@pytest.mark.parametrize(
+    "text", [" ", DEFAULT_TASK.rstrip("."), f"  {DEFAULT_TASK}\n", DEFAULT_TASK.lower(), DEFAULT_TASK.upper()]
+)
+def test_an_empty_text_and_the_default_task_in_other_letters_are_the_default_task(previewer, text):
+    assert not asks(text) and asks("Which video is it?") and asks(f"{DEFAULT_TASK} Who runs?")
+    assert torch.equal(previewer.read([text])[0], previewer.read([DEFAULT_TASK])[0])
 
 
 def test_threads_can_look_and_read_at_the_same_time(previewer):

@@ -13,14 +13,33 @@ from allocembed.policy.scale_policy import SIZES
 from allocembed.rdpo.config import FREE_TO_CHANGE, PRESETS, RewardOptions, TrainConfig, make_config
 
 
+def test_the_default_has_a_name_of_its_own_and_differs_from_the_paper_in_three_options():
+    default, paper = make_config({}), make_config({}, preset="paper")
+    assert default == TrainConfig() == make_config({}, preset="allocembed")
+    mine, theirs = default.as_dict(), paper.as_dict()
+    differences = {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+    assert differences == {
+        "budget_mode": ("projected", "soft"),
+        "cost": ("tokens", "scale"),
+        "policy_head": ("bounded", "softplus"),
+    }
+
+
 def test_the_paper_preset_is_table_4():
     paper = make_config({}, preset="paper")
-    assert paper == TrainConfig() == make_config({})
     assert (paper.learning_rate, paper.steps, paper.examples, paper.rollouts) == (2e-5, 125, 1024, 16)
     assert (paper.global_negatives, paper.scale_range) == (3072, (0.2, 1.8))
     assert (paper.efficiency_weight, paper.gamma, paper.tau) == (0.4, 0.45, 0.10)
     assert (paper.clip_low, paper.clip_high, paper.mini_batch, paper.micro_batch) == (0.20, 0.28, 256, 64)
-    assert (paper.budget_mode, paper.cost) == ("projected", "tokens")  # ours; soft and scale are the paper's
+    assert (paper.reward, paper.confidence, paper.success_gate) == ("validated", True, True)
+    assert not (paper.averaging or paper.like_with_like or paper.preview_summary or paper.centre_efficiency)
+
+
+def test_the_paper_preset_states_all_that_the_paper_does_whatever_the_defaults_become():
+    stated = tomllib.loads(PRESETS["paper"].read_text())
+    open_ones = {"seed", "warmup", "decay", "weight_decay", "gradient_clip", "epsilon"}
+    assert {"steps", "gamma", "budget_mode", "policy_head", "cost", "reward", "rollouts"} <= set(stated)
+    assert not open_ones & set(stated), "the paper states none of these"
 
 
 def test_the_nano_preset_serves_three_budgets():
@@ -33,13 +52,13 @@ def test_the_nano_preset_serves_three_budgets():
 def test_a_config_is_its_own_reward_options():
     config = make_config({"reward": "gap", "gamma": 0.3})
     assert isinstance(config, RewardOptions) and config.gamma == 0.3
-    with pytest.raises(ConfigError, match="reward must be validated, success or gap, not 'rank'"):
+    with pytest.raises(ConfigError, match="reward must be validated, success, gap or cosine, not 'rank'"):
         make_config({"reward": "rank"})
 
 
 def test_every_preset_and_free_key_is_a_field():
     names = {item.name for item in fields(TrainConfig)}
-    assert set(tomllib.loads(PRESETS["nano"].read_text())) <= names and names >= FREE_TO_CHANGE
+    assert all(set(tomllib.loads(path.read_text())) <= names for path in PRESETS.values()) and names >= FREE_TO_CHANGE
 
 
 def test_given_options_override_the_file_which_overrides_the_preset(tmp_path):
@@ -78,6 +97,8 @@ def test_a_saved_config_makes_the_same_run(tmp_path, preset):
         ({"decay": 2.0}, "a fraction of the steps"),
         ({"budget_mode": "hard"}, "must be projected or soft"),
         ({"preview": "clip"}, "must be backbone or smolvlm2"),
+        ({"policy_head": "plain"}, "policy_head must be bounded or softplus"),
+        ({"preview": "backbone", "preview_summary": True, "policy_head": "softplus"}, "needs policy_head = bounded"),
     ],
 )
 def test_an_impossible_value_raises_an_error_that_says_what_is_possible(given, message):
@@ -87,7 +108,7 @@ def test_an_impossible_value_raises_an_error_that_says_what_is_possible(given, m
 
 
 def test_unknown_presets_and_broken_files_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="unknown preset 'big': use one of nano, paper"):
+    with pytest.raises(ConfigError, match="unknown preset 'big': use one of allocembed, nano, paper"):
         make_config({}, preset="big")
     with pytest.raises(ConfigError, match=r"cannot read .*missing\.toml"):
         make_config({}, file=tmp_path / "missing.toml")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from allocembed.policy.scale_policy import ScalePolicy
+from allocembed.rdpo.config import make_config
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -43,6 +44,15 @@ def test_ablations_become_a_table_and_finished_rows_are_kept(monkeypatch, tmp_pa
     assert "| kept |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_ablations_as_printed_train_the_papers_method(monkeypatch, tmp_path, capsys):
+    words = ("--out", tmp_path, "--as-printed", "--set", "steps=1", "--rows", "Full RDPO")
+    run_recipe(monkeypatch, "ablations", *words)
+    policy = ScalePolicy.from_pretrained(tmp_path / "full-rdpo" / "best")
+    assert policy.config.module.policy_head == "softplus" and not policy.config.grow
+    assert policy.config.trained["budget_mode"] == "soft" and policy.config.trained["cost"] == "scale"
+
+
 def test_the_ablations_are_the_papers_seven_rows(monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
     import ablations
@@ -51,3 +61,6 @@ def test_the_ablations_are_the_papers_seven_rows(monkeypatch):
     assert all(len(changes) == 1 for changes in list(ablations.PAPER.values())[1:])
     with pytest.raises(SystemExit, match="unknown row 'x'"):
         ablations.chosen_rows("x")
+    paper = make_config({}, preset="paper")
+    assert {"policy_head", "budget_mode", "cost"} < set(ablations.PRINTED)
+    assert all(getattr(paper, name) == value for name, value in ablations.PRINTED.items())

@@ -205,7 +205,7 @@ def test_token_cost_is_finite_where_both_ends_of_the_range_give_the_same_grids()
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("reward", "rank", "must be validated, success or gap"),
+        ("reward", "rank", "must be validated, success, gap or cosine"),
         ("efficiency_weight", -0.1, "0 or more"),
         ("tau", 0.0, "tau must be greater than 0"),
         ("epsilon", float("nan"), "epsilon must be greater than 0"),

@@ -49,7 +49,7 @@ def embed_one_by_one(backbone: Backbone, batch: TrainingBatch, videos: VideoBatc
             sizes = tuple(Grid(int(rows), int(cols)) for rows, cols in chosen)
             chunks = chunk_frames(np.arange(len(frames)), backbone.geometry.frames_per_chunk)
             allocation = Allocation(chunks, (1.0,) * len(sizes), sizes, native, 0, 1)
-            prompt = Prompt(text, seconds=chunk_seconds(videos.times[row], allocation))
+            prompt = Prompt(text, seconds=chunk_seconds(videos.times[row], allocation.frames))
             items.append(Item(prompt, to_patches(frames, allocation, backbone.geometry)))
     return backbone.embed(items).view(*grids.shape[:2], -1)
 
@@ -102,6 +102,15 @@ def test_soft_allocations_are_what_was_sampled(backbone, batch):
     assert np.array_equal(found.scales, scales)
     assert found.relative.max() > 1
     assert found.price == pytest.approx((scales.mean(-1) - 0.2) / 1.6, abs=1e-6)
+
+
+def test_capped_allocations_are_made_smaller_only_where_they_exceed_the_budget(backbone, batch):
+    videos = batch.videos[0]
+    chunks = len(videos.chunks(backbone.geometry.frames_per_chunk))
+    ends = np.stack([np.full((len(videos), chunks), scale) for scale in RANGE], 1)
+    soft, capped = (allocated(ends, videos, backbone, Budget.parse("4f"), mode=mode) for mode in ("soft", "capped"))
+    assert np.array_equal(capped.grids[:, 0], soft.grids[:, 0]) and capped.relative[:, 0].max() < 0.5
+    assert capped.relative[:, 1].min() > 0.9 and capped.relative[:, 1].max() <= 1 < soft.relative[:, 1].min()
 
 
 def test_the_token_cost_spans_the_range_when_soft_and_the_budget_when_projected(backbone, batch):

@@ -10,7 +10,9 @@ from allocembed import world
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import ASSETS
 from allocembed.budget import Budget
-from allocembed.policy.scale_policy import ScalePolicy
+from allocembed.errors import PolicyError
+from allocembed.policy.frame_module import FrameModuleConfig
+from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.rdpo.data import world as world_data
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, TrainingBatch
 from allocembed.rdpo.run import TrainingRun
@@ -52,13 +54,13 @@ def test_answers_are_ranked_among_answers_where_that_is_asked_for(backbone, tmp_
     ]
     batch = TrainingBatch(examples, [], Budget())
     trainer = small_trainer(backbone, tmp_path)
-    options = trainer.options(batch, beyond=batch.targets)
+    options = trainer.candidates.options(batch, beyond=batch.targets)
     assert options.texts == ["green"]
-    apart = trainer.negatives(batch, range(4), batch.targets + options)
+    apart = trainer.candidates.negatives(batch, range(4), batch.targets + options)
     assert apart.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 0, 1, 0], [1, 0, 0, 0, 1], [0, 1, 0, 0, 0]]
     mixed = small_trainer(backbone, tmp_path, like_with_like=False)
-    assert not len(mixed.options(batch, beyond=batch.targets))
-    assert torch.equal(mixed.negatives(batch, range(4), batch.targets), ~torch.eye(4, dtype=torch.bool))
+    assert not len(mixed.candidates.options(batch, beyond=batch.targets))
+    assert torch.equal(mixed.candidates.negatives(batch, range(4), batch.targets), ~torch.eye(4, dtype=torch.bool))
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(backbone, tmp_path, monkeypatch):
@@ -79,8 +81,8 @@ def test_a_vector_that_is_not_finite_costs_its_own_video_only(backbone, tmp_path
     trainer = small_trainer(backbone, tmp_path / "nan", steps=1, validate_every=1)
     embed, spoilt = trainer.encoder.embed, []
 
-    def spoil(videos, questions, grids):
-        vectors = embed(videos, questions, grids)
+    def spoil(videos, *asked):
+        vectors = embed(videos, *asked)
         if 0 in videos.members.tolist():
             spoilt.append(len(videos))
             vectors[videos.members.tolist().index(0), -1, 0] = float("nan")
@@ -104,8 +106,8 @@ def test_a_video_without_finite_vectors_is_as_if_it_could_not_be_read(backbone, 
         if spoilt:
             embed = trainer.encoder.embed
 
-            def spoil(videos, questions, grids, embed=embed):
-                vectors = embed(videos, questions, grids)
+            def spoil(videos, *asked, embed=embed):
+                vectors = embed(videos, *asked)
                 vectors[torch.from_numpy(videos.members == 0)] = float("inf")
                 return vectors
 
@@ -125,6 +127,50 @@ def test_soft_rollouts_may_cost_more_than_the_budget(backbone, tmp_path):
     assert trainer.validate(trainer.prepare(VALIDATION, 0))["cost"] <= 1
 
 
+def test_after_soft_rollouts_the_budget_is_only_an_upper_bound(backbone, tmp_path):
+    for mode in ("soft", "projected"):
+        trainer = small_trainer(backbone, tmp_path, budget_mode=mode, scale_range=(0.2, 0.5))
+        assert trainer.mean.config.grow == (mode == "projected")
+        held = trainer.prepare(VALIDATION, 0)
+        costs = [trainer.validate(held, uniform=uniform)["cost"] for uniform in (False, True)]
+        # Half of the smallest range costs far less than the budget of 4 of 7 frames.
+        assert (costs[0] < 0.9 * costs[1]) == (mode == "soft"), costs
+
+
+def test_a_run_as_printed_has_the_plain_head_and_learns(backbone, tmp_path):
+    method = {"policy_head": "softplus", "budget_mode": "soft", "cost": "scale", "preview_summary": False}
+    trainer = small_trainer(backbone, tmp_path, **method, like_with_like=False, averaging=0.0, centre_efficiency=False)
+    assert trainer.policy.config.module.policy_head == "softplus" and not trainer.policy.config.grow
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
+    report = trainer.step(batch, 0)
+    assert report["not finite"] == 0 and report["sharpness"] < 2, "α and β start at 0.7 each"
+    assert furthest(before, trainer.policy.state_dict()) > 0
+
+
+def test_an_instruction_is_part_of_the_prompt_and_the_policy_never_sees_it(backbone, tmp_path):
+    trainer = small_trainer(backbone, tmp_path)
+    batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
+    told = replace(batch, examples=[replace(each, instruction="Describe the video.") for each in batch.examples])
+    videos = batch.videos[0]
+    assert torch.equal(trainer.look(videos, batch).text, trainer.look(videos, told).text)
+    grids = np.full((len(videos), 1, 4, 2), 2)
+    plain, instructed = (trainer.embed(videos, each, grids) for each in (batch, told))
+    assert (plain - instructed).abs().amax((1, 2)).min() > 1e-4
+
+
+def test_an_older_allocator_can_be_trained_further(backbone, tmp_path):
+    config = FrameModuleConfig(backbone.width, backbone.width, 32, 2, 1, summary=True)
+    older = ScalePolicy(PolicyConfig(config, "backbone", backbone.name))
+    older.save_pretrained(tmp_path / "older")
+    trainer = small_trainer(backbone, tmp_path, start_from=str(tmp_path / "older"))
+    started = trainer.policy.state_dict()
+    assert trainer.policy.config.module.learns_questions
+    assert all(torch.equal(started[name], tensor) for name, tensor in older.state_dict().items())
+    with pytest.raises(PolicyError, match="cannot start from"):
+        small_trainer(backbone, tmp_path, start_from=str(tmp_path / "older"), width=16)
+
+
 def test_a_step_none_of_whose_videos_can_be_read_changes_nothing(backbone, tmp_path):
     trainer = small_trainer(backbone, tmp_path)
     batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
@@ -135,14 +181,14 @@ def test_a_step_none_of_whose_videos_can_be_read_changes_nothing(backbone, tmp_p
 
 def test_the_corpus_may_be_embedded_as_it_is_drawn_or_once(backbone, tmp_path, monkeypatch):
     kept = small_trainer(backbone, tmp_path)
-    monkeypatch.setattr("allocembed.rdpo.trainer.BANK", 0)
+    monkeypatch.setattr("allocembed.rdpo.candidates.BANK", 0)
     drawn = small_trainer(backbone, tmp_path)
-    assert kept.bank is not None and drawn.bank is None
+    assert kept.candidates.bank is not None and drawn.candidates.bank is None
     batch = kept.source.finish(kept.prepare(TRAINING, 0), kept.device)
-    (names, one), (same, other) = (trainer.candidates(batch, 5) for trainer in (kept, drawn))
+    (names, one), (same, other) = (trainer.candidates.draw(batch, 5) for trainer in (kept, drawn))
     assert names == same and len(names) >= 6 + 8 and (one - other).abs().max() < 1e-5
     none = small_trainer(backbone, tmp_path, global_negatives=0, like_with_like=False)
-    assert len(none.candidates(batch, 5)[0]) == 6
+    assert len(none.candidates.draw(batch, 5)[0]) == 6
 
 
 @pytest.mark.slow

@@ -31,6 +31,15 @@ class Example:
     """Whether the target is a search sentence, embedded with the backbone's query instruction, not an answer."""
     options: tuple[str, ...] = ()
     """Wrong answers that the question comes with."""
+    own: bool = False
+    """Whether the target is the video's own vector at full resolution; `target` is then only a name for it."""
+    instruction: str | None = None
+    """Instruction to the backbone, such as "Describe the video."; the policy never sees it."""
+
+
+def own_example(sample: Hashable, question: str | None = None, instruction: str | None = None) -> Example:
+    """An example without texts: the target is the video's own vector at full resolution."""
+    return Example(sample, f"<the vector of {sample}>", question, own=True, instruction=instruction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +84,7 @@ class TrainingBatch:
     @property
     def answers(self) -> frozenset[str]:
         """Targets that answer a question, and the options beside them."""
-        asked = (example for example in self.examples if example.question is not None)
+        asked = (example for example in self.examples if example.question is not None and not example.own)
         return frozenset(text for example in asked for text in (example.target, *example.options))
 
     @property
@@ -85,6 +94,10 @@ class TrainingBatch:
     def questions(self, videos: VideoBatch) -> list[str | None]:
         """The question about each of these videos."""
         return [self.examples[member].question for member in videos.members.tolist()]
+
+    def instructions(self, videos: VideoBatch) -> list[str | None]:
+        """The instruction that each of these videos is embedded with; None for the backbone's own."""
+        return [self.examples[member].instruction for member in videos.members.tolist()]
 
 
 class Source(ABC):

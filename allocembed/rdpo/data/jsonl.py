@@ -4,9 +4,11 @@
                                                   {"from": "gpt", "value": "A dog."}]}
     {"id": "v2", "video": "clips/v2.mp4", "caption": "a dog runs over a lawn"}
 
-The answer or caption is the target. A question may have `"options": [...]`, its wrong answers. Videos are files or
-folders of frames; two names of one file are one video. A line or video that cannot be read is skipped, counted and
-named.
+The answer or caption is the target; without one it is the video's own vector at full resolution. A human turn is a
+question or an instruction (`is_question`); the keys `question` and `instruction` override it. The policy sees questions
+only. A target without a question is a search sentence. A question may have `"options": [...]`, its wrong answers.
+Videos are files or folders of frames; two names of one file are one video. A line or video that cannot be read is
+skipped, counted and named.
 """
 
 import re
@@ -24,21 +26,25 @@ from allocembed.budget import Budget
 from allocembed.errors import AllocEmbedError, DataError, VideoError
 from allocembed.execution.threads import map_ordered
 from allocembed.jsonlines import parse_json, read_lines
-from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, Source, TrainingBatch, VideoBatch
+from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, Source, TrainingBatch, VideoBatch, own_example
 from allocembed.rdpo.negatives import TextPool
+from allocembed.resize import resize
 from allocembed.video.clip import VIDEO_SUFFIXES, Clip
 
+QUESTION_MARKS = re.compile("[?？؟]")
+ON_DEVICE = 8 * 2**30  # bytes of frames of one size
 PLACEHOLDER = re.compile(r"\s*<(?:video|image)>\s*")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One line: the video's name, the question, the target, and the wrong options of the question."""
+    """One line: the video's name, the question, the target, the wrong options of the question, the instruction."""
 
     video: str
     question: str | None
-    target: str
+    target: str | None
     options: tuple[str, ...] = ()
+    instruction: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +68,15 @@ class JsonlSource(Source):
         validation: int = 512,
         workers: int = 8,
         check_text: Callable[[str], None] | None = None,
+        texts: bool = True,
+        pixels: int = 0,
+        held: Path | None = None,
     ) -> None:
-        """`check_text` raises an AllocEmbedError for a text that the backbone cannot embed; its line is skipped."""
-        self.seed, self.root, self.check_text = seed, root, check_text
+        """`check_text` raises an AllocEmbedError for a text that the backbone cannot embed; its line is skipped. With
+        `texts=False` the target is the video's own vector, except for answers to questions. Frames of more than
+        `pixels` are shrunk. `held` is a file of validation examples; without it, some of `file` are held out."""
+        self.seed, self.root, self.check_text, self.texts, self.pixels = seed, root, check_text, texts, pixels
+        self.names: dict[Path, str] = {}
         self.skipped: list[str] = []
         self.unreadable: set[str] = set()
         self.workers = workers
@@ -72,27 +84,48 @@ class JsonlSource(Source):
         if not records:
             first = f"; the first problem: {self.skipped[0]}" if self.skipped else ""
             raise DataError(f"{file} has no usable line: write it as docs/training.md shows{first}")
-        self.held, self.records = split(records, validation, seed)
+        if held is None:
+            self.held, self.records = split(records, validation, seed)
+        else:
+            self.held = self._records(held)
+            known = {record.video for record in self.held}
+            self.records = [record for record in records if record.video not in known]
         if not self.records:
             raise DataError(
                 f"no training examples: {file} has {len(records)} usable lines, and --validation {validation} holds "
                 "them all out; lower it"
             )
-        self.corpus = TextPool([record.video for record in self.records], [record.target for record in self.records])
-        self.queries = frozenset()
-        self.answers = frozenset(record.target for record in self.records if record.question is not None)
+        examples = [each for each in map(self._example, self.records) if not each.own]
+        self.corpus = TextPool([each.sample for each in examples], [each.target for each in examples])
+        answers, queries = (
+            frozenset(r.target for r in self.records if r.target is not None and (r.question is not None) == asked)
+            for asked in (True, False)
+        )
+        self.answers, self.queries = answers, queries
 
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> DecodedBatch:
         if stream == VALIDATION:
             chosen = self.held[:count]
         else:
             chosen = [self.records[i] for i in shuffled(len(self.records), self.seed, step * count, count)]
-        examples = [Example(record.video, record.target, record.question, options=record.options) for record in chosen]
+        examples = [self._example(record) for record in chosen]
         own = [number for number in mine if number < len(chosen)]
         names = [chosen[number].video for number in own]
         clips = map_ordered(lambda name: self._read(name, candidates), names, workers=self.workers)
         found = {number: clip for number, clip in zip(own, clips, strict=True) if clip is not None}
         return DecodedBatch(examples, found, budget)
+
+    def _example(self, record: Record) -> Example:
+        if record.target is None or (not self.texts and record.question is None):
+            return own_example(record.video, record.question, record.instruction)
+        return Example(
+            record.video,
+            record.target,
+            record.question,
+            query=record.question is None,
+            options=record.options,
+            instruction=record.instruction,
+        )
 
     def finish(self, prepared: DecodedBatch, device: torch.device) -> TrainingBatch:
         alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -101,14 +134,16 @@ class JsonlSource(Source):
         videos = []
         for members in alike.values():
             clips = [prepared.clips[number] for number in members]
-            frames = torch.stack([torch.from_numpy(clip.frames) for clip in clips]).to(device).movedim(-1, 2)
+            frames = torch.stack([torch.from_numpy(clip.frames) for clip in clips])
+            # What would fill the device stays on the host, and is moved part by part where it is needed.
+            frames = (frames if frames.numel() > ON_DEVICE else frames.to(device)).movedim(-1, 2)
             times = np.stack([clip.times for clip in clips])
             videos.append(VideoBatch(np.array(members), frames, times, np.array([clip.total for clip in clips])))
         return TrainingBatch(prepared.examples, videos, prepared.budget)
 
     def _read(self, name: str, candidates: int) -> Clip | None:
         try:
-            return video.sample(find_video(self.root, name), candidates)
+            return shrink(video.sample(find_video(self.root, name), candidates), self.pixels)
         except VideoError as error:
             if name not in self.unreadable:
                 self.unreadable.add(name)
@@ -121,49 +156,72 @@ class JsonlSource(Source):
         except OSError as error:
             raise DataError(f"cannot read {file}: {error.strerror}; give a .jsonl file with --data") from error
         records: list[Record] = []
-        names: dict[Path, str] = {}
         for number, line in lines:
             try:
                 record = parse_record(parse_json(line))
-                for text in (record.question, record.target, *record.options):
+                for text in (record.question, record.instruction, record.target, *record.options):
                     if text and self.check_text:
                         self.check_text(text)
                 # Two names of one file are one video, else validation could use a video of the training.
-                name = names.setdefault(_file(self.root, record.video), record.video)
+                name = self.names.setdefault(_file(self.root, record.video), record.video)
                 records.append(replace(record, video=name))
             except (AllocEmbedError, ValueError) as error:
                 self.skipped.append(f"{file}:{number}: {error}")
         return records
 
 
+def shrink(clip: Clip, pixels: int) -> Clip:
+    """The clip with frames of at most `pixels`, or as it is if they are smaller or `pixels` is 0."""
+    if not pixels or clip.height * clip.width <= pixels:
+        return clip
+    scale = (pixels / (clip.height * clip.width)) ** 0.5
+    size = max(1, int(clip.height * scale)), max(1, int(clip.width * scale))
+    frames = (torch.from_numpy(frame).permute(2, 0, 1)[None] for frame in clip.frames)
+    return replace(clip, frames=torch.cat([resize(frame, size) for frame in frames]).permute(0, 2, 3, 1).numpy())
+
+
 def parse_record(line: Any) -> Record:
     """Read one line; a DataError says what is wrong with it.
 
     >>> parse_record({"id": "v2", "video": "v2.mp4", "caption": "a dog"})
-    Record(video='v2.mp4', question=None, target='a dog', options=())
+    Record(video='v2.mp4', question=None, target='a dog', options=(), instruction=None)
     >>> turns = [{"from": "human", "value": "<video>\\nWho runs?"}, {"from": "gpt", "value": "A dog."}]
     >>> parse_record({"video": "v1", "conversations": turns, "options": ["A dog.", "A cat."]})
-    Record(video='v1', question='Who runs?', target='A dog.', options=('A cat.',))
+    Record(video='v1', question='Who runs?', target='A dog.', options=('A cat.',), instruction=None)
     """
     if not isinstance(line, dict) or not isinstance(line.get("video"), str) or not line["video"]:
         raise DataError("no video is named; write a JSON object with a field video")
-    question, target = None, line.get("caption") or line.get("text")
+    turn, target = "", line.get("caption") or line.get("text")
     if turns := line.get("conversations"):
         try:
             values = [(turn["from"], turn["value"]) for turn in turns]
             start = next(i for i, (who, _) in enumerate(values) if who == "human")
-            question = PLACEHOLDER.sub(" ", values[start][1]).strip() or None
+            turn = PLACEHOLDER.sub(" ", values[start][1])
             target = next(value for who, value in values[start:] if who == "gpt")
         except (TypeError, KeyError, StopIteration) as error:
             raise DataError("the conversation has no human turn with an answer by gpt") from error
-    if not isinstance(target, str) or not target.strip():
-        raise DataError("there is no target; give a caption, a text or conversations")
+    if target is not None and (not isinstance(target, str) or not target.strip()):
+        raise DataError("the target is not a text; give a caption, a text or conversations, or leave it out")
     options = line.get("options") or []
     if not isinstance(options, list) or not all(isinstance(option, str) and option.strip() for option in options):
         raise DataError("the options must be a list of texts")
-    target = target.strip()
+    target = None if target is None else target.strip()
     wrong = dict.fromkeys(option.strip() for option in options if option.strip() != target)
-    return Record(line["video"], question, target, tuple(wrong))
+    kind = "question" if is_question(turn, options) else "instruction"
+    said = {kind: turn} | {name: line[name] for name in ("question", "instruction") if name in line}
+    if not all(text is None or isinstance(text, str) for text in said.values()):
+        raise DataError("the question and the instruction must be texts")
+    question, instruction = ((said.get(name) or "").strip() or None for name in ("question", "instruction"))
+    return Record(line["video"], question, target, tuple(wrong), instruction)
+
+
+def is_question(turn: str, options: Sequence[str]) -> bool:
+    """Whether a human turn asks something about the video: it has a question mark, or options to choose from.
+
+    >>> is_question("Who runs?", []), is_question("Name the animal.", ["a dog"]), is_question("Describe the video.", [])
+    (True, True, False)
+    """
+    return bool(options) or QUESTION_MARKS.search(turn) is not None
 
 
 def split(records: Sequence[Record], held: int, seed: int) -> tuple[list[Record], list[Record]]:

@@ -12,7 +12,7 @@ import torch
 from allocembed import world
 from allocembed.budget import Budget
 from allocembed.rdpo.config import TrainConfig
-from allocembed.rdpo.data.base import CORPUS, Example, Source, TrainingBatch, VideoBatch
+from allocembed.rdpo.data.base import CORPUS, Example, Source, TrainingBatch, VideoBatch, own_example
 from allocembed.rdpo.negatives import TextPool
 from allocembed.video.clip import candidate_indices
 from allocembed.world.files import USUAL_FRAMES
@@ -41,8 +41,9 @@ class WorldSource(Source):
     answer to a question about it.
     """
 
-    def __init__(self, seed: int, pool: int, mixture: Mixture = TrainConfig.mixture) -> None:
-        self.seed, self.mixture, self.skipped = seed, mixture, []
+    def __init__(self, seed: int, pool: int, mixture: Mixture = TrainConfig.mixture, *, texts: bool = True) -> None:
+        """With `texts=False` the target is the video's own vector, except for answers to questions."""
+        self.seed, self.mixture, self.texts, self.skipped = seed, mixture, texts, []
         self.corpus, self.queries, self.answers = world_corpus(seed, pool, mixture)
 
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> WorldBatch:
@@ -53,6 +54,8 @@ class WorldSource(Source):
             make_example(timelines, number, seen[number], self.mixture, f"{self.seed} {stream} {step} {number}")
             for number in range(count)
         ]
+        if not self.texts:
+            examples = [each if each.question is not None else own_example(each.sample) for each in examples]
         return WorldBatch(timelines, examples, indices, budget, mine)
 
     def finish(self, prepared: WorldBatch, device: torch.device) -> TrainingBatch:

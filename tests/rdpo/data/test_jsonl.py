@@ -40,7 +40,7 @@ def folder(tmp_path):
         {"id": "4", "video": "broken.mp4", "caption": "nothing"},
         {"id": "5", "video": "gone", "caption": "nothing at all"},
         {"id": "6", "caption": "no video"},
-        {"id": "7", "video": "one"},
+        {"id": "7", "video": "one", "caption": 3},
     ]
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\nnot json\n\n")
@@ -73,8 +73,41 @@ def test_videos_of_one_size_and_length_share_a_group(folder):
     assert (4, 3, 32, 48) in shapes and all(videos.frames.dtype == torch.uint8 for videos in batch.videos)
     pair = next(videos for videos in batch.videos if videos.frames.shape[-2:] == (32, 48))
     assert len(pair) == 2 and sorted(pair.totals) == [5, 9]
-    texts = {example.sample: example.question for example in batch.examples}
-    assert texts["two.mp4"] == "What is it?" and texts["one"] is None
+    texts = {example.sample: (example.question, example.query) for example in batch.examples}
+    assert texts["two.mp4"] == ("What is it?", False) and texts["one"] == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("turn", "more", "question", "instruction"),
+    [
+        ("Who runs?", {}, "Who runs?", None),
+        ("谁在跑？", {}, "谁在跑？", None),
+        ("Describe the video in detail.", {}, None, "Describe the video in detail."),
+        ("Choose the animal.", {"options": ["A dog.", "A cat."]}, "Choose the animal.", None),
+        ("Could you describe the video?", {"question": None}, None, None),
+        ("Describe it.", {"question": "Who runs?"}, "Who runs?", "Describe it."),
+        ("Who runs?", {"instruction": "Answer in a word."}, "Who runs?", "Answer in a word."),
+        ("Who runs?", {"question": "Who sits?", "instruction": " "}, "Who sits?", None),
+        ("<video>", {}, None, None),
+    ],
+)
+def test_a_human_turn_is_a_question_or_an_instruction_and_keys_override_it(turn, more, question, instruction):
+    said = [{"from": "human", "value": f"<video>\n{turn}"}, {"from": "gpt", "value": "A dog."}]
+    record = parse_record({"video": "v", "conversations": said, **more})
+    assert (record.question, record.instruction, record.target) == (question, instruction, "A dog.")
+
+
+def test_targets_without_a_question_are_search_sentences_and_the_instruction_goes_along(tmp_path):
+    told = [{"from": "human", "value": "Describe the video."}, {"from": "gpt", "value": "A dog runs."}]
+    asked = [{"from": "human", "value": "Who runs?"}, {"from": "gpt", "value": "A dog."}]
+    lines = [{"video": "a", "conversations": told}, {"video": "b", "conversations": asked}]
+    lines.append({"video": "c", "caption": "a cat", "question": "Who sits?"})
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    source = JsonlSource(tmp_path / "a.jsonl", tmp_path, validation=0)
+    assert source.queries == {"A dog runs."} and source.answers == {"A dog.", "a cat"}
+    examples = {e.sample: e for e in source.prepare(TRAINING, 0, 3, BUDGET, 2, range(0)).examples}
+    assert [examples[name].query for name in "abc"] == [True, False, False]
+    assert [examples[name].instruction for name in "abc"] == ["Describe the video.", None, None]
 
 
 def test_validation_keeps_whole_videos_apart(tmp_path):
@@ -100,10 +133,11 @@ def test_epochs_go_through_everything_in_new_orders(tmp_path):
     [
         ([], "no video is named"),
         ({"video": ""}, "no video is named"),
-        ({"video": "v", "caption": " "}, "no target"),
+        ({"video": "v", "caption": " "}, "the target is not a text"),
         ({"video": "v", "conversations": [{"from": "gpt", "value": "x"}]}, "no human turn"),
         ({"video": "v", "conversations": "hello"}, "no human turn"),
         ({"video": "v", "caption": "x", "options": "a"}, "list of texts"),
+        ({"video": "v", "caption": "x", "question": 3}, "must be texts"),
     ],
 )
 def test_what_a_line_lacks_is_said(line, message):
