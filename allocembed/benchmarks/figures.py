@@ -1,4 +1,4 @@
-"""The paper's figures as PNG, SVG and PDF: curves over frames (2) and budgets (5), bars of gains over Base (4)."""
+"""Figures: the paper's curves over frames (2) and budgets (5), bars of gains over Base (4), fidelity over cost."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from allocembed.benchmarks.comparison import AVERAGE, Comparison
+from allocembed.benchmarks.fidelity import FidelityTable, Setting, estimate
 from allocembed.benchmarks.paper import TITLES
 from allocembed.benchmarks.sweep import Sweep
 from allocembed.output.files import whole_file
 
-COLOURS = dict(zip(TITLES, ("#6c757d", "#d1495b", "#00798c", "#8f6bb3", "#b08968", "#e09f3e"), strict=True))
-OTHERS = ("#3a6ea5", "#2f9e44", "#ad1457", "#5f3dc4")
+COLOURS = dict(zip(TITLES, ("#6c757d", "#d1495b", "#00798c", "#8f6bb3", "#b08968", "#2f9e44", "#e09f3e"), strict=True))
+OTHERS = ("#3a6ea5", "#ad1457", "#5f3dc4", "#7a5c00")
 """For allocators with names of their own."""
+SUFFIXES = (".png", ".svg", ".pdf")
 STYLE = Path(__file__).parent / "templates" / "figure.mplstyle"
 
 
@@ -64,6 +66,39 @@ def plot_gains(comparisons: Sequence[Comparison], stem: Path) -> list[Path]:
     return paths
 
 
+def plot_fidelity(table: FidelityTable, chosen: Setting, stem: Path) -> list[Path]:
+    """Mean cosine to full resolution against tokens and, if it was measured, against time; one line per method.
+
+    Bars are standard errors. A ring marks the chosen setting.
+    """
+    from matplotlib.ticker import LogLocator
+
+    costs = {"visual tokens per video": table.prices("tokens")}
+    if table.timings:
+        costs["allocation and embedding, ms per video"] = table.prices("time")
+    means = [estimate(table.cosines[:, place]) for place in range(len(table.settings))]
+    with _figure(len(costs), stem, SUFFIXES[:2]) as (panels, paths):
+        for panel, (label, cost) in zip(panels, costs.items(), strict=True):
+            for number, method in enumerate(table.methods):
+                places = [place for place, setting in enumerate(table.settings) if setting.method == method]
+                places.sort(key=lambda place: table.tokens[:, place].mean())
+                colour, shown = _colour(method, number), [means[place] for place in places]
+                errors = {"yerr": [each.error for each in shown], "elinewidth": 1, "capsize": 2}
+                curve = {"color": colour, "marker": "o", "markersize": 4.5, "linewidth": 1.8, "label": method}
+                panel.errorbar([cost[place] for place in places], [each.mean for each in shown], **errors, **curve)
+            place = table.settings.index(chosen)
+            ring = {"markersize": 12, "fillstyle": "none", "color": "#333333", "linestyle": "none"}
+            panel.plot(cost[place], means[place].mean, "o", label=f"{chosen}: recommended", **ring)
+            panel.set_xscale("log", base=2, subs=())
+            panel.xaxis.set_major_locator(LogLocator(2, (1, 1.5)))
+            panel.xaxis.set_major_formatter("{x:,.4g}")
+            panel.set_xlabel(label)
+            panel.grid(axis="y", color="#dddddd", linewidth=0.7)
+        panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        panels[0].set_ylabel(f"mean cosine to full resolution, {len(table)} videos")
+    return paths
+
+
 def _draw_gains(panel: Any, ours: Mapping[str, float], paper: Mapping[str, float], colours: Mapping[str, str]) -> None:
     """A bar per method, and a hatched one beside it if the paper has that method."""
     methods = list(ours)
@@ -82,12 +117,12 @@ def _draw_gains(panel: Any, ours: Mapping[str, float], paper: Mapping[str, float
 
 
 @contextmanager
-def _figure(panels: int, stem: Path) -> Iterator[tuple[list[Any], list[Path]]]:
-    """Give a row of panels to draw on; save them in all three formats when the block ends."""
+def _figure(panels: int, stem: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[tuple[list[Any], list[Path]]]:
+    """Give a row of panels to draw on; save them in all formats when the block ends."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".png", ".svg", ".pdf")]
+    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in suffixes]
     dates: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with rc_context(fname=STYLE):
         figure = Figure(figsize=(0.5 + 3.9 * panels, 3.1), layout="constrained")

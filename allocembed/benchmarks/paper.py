@@ -58,7 +58,7 @@ BENCHMARKS = {name: _benchmark(_STATED[name]) for name in ("mmeb-v2", "longret")
 TRANSFER: dict[str, dict[str, tuple[float, float]]] = _STATED["transfer"]
 """Table 3: gain of AllocEmbed over Base in Hit@1, and its cost, by embedding model."""
 TITLES: dict[str, str] = _STATED["methods"]
-"""Names of the methods; † marks the reference that ignores the budget."""
+"""Names of the methods, the paper's and `sensitivity`; † marks the reference that ignores the budget."""
 HEADINGS: dict[str, str] = _STATED["headings"]
 """Short names of tasks for narrow columns."""
 QUERIES: dict[str, int] = _STATED["longret"]["queries"]

@@ -3,14 +3,17 @@
 `rich_table` is for the terminal, `markdown` for documents, `as_json` for programs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.paper import TITLES
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ def summarise(scores: Sequence[Score], layout: TableLayout) -> list[Summary]:
 
 def rich_table(scores: Sequence[Score], layout: TableLayout, note: str = "") -> Table:
     """The table for a terminal; the best method within the budget is bold."""
+    from rich.table import Table  # here, so that scores can be computed without rich
+
     heads, *lines = _lines(scores, layout, "[bold]{}[/bold]")
     table = Table(
         title=f"{layout.title}: Hit@1 in percent",

@@ -21,7 +21,7 @@ METHODS: dict[SweepOver | None, tuple[str, ...]] = {
     "frames": ("full", "uniform", "learned"),
     "budgets": ("base", "learned"),
 }
-"""Methods of the paper's table, and of the figure that each sweep makes."""
+"""All methods for a table, and those of the figure that each sweep makes."""
 NANO_SUBSETS = {"short-clip": "short", "short-video": "short", "long-clip": "long", "long-video": "long", "qa": "qa"}
 """NanoRet's subsets, each with the set of videos it uses."""
 NANO_RETRIEVAL = ("short-clip", "short-video", "long-clip", "long-video")

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "demo": "demo.demo",
     "embed": "embed.embed",
     "allocate": "embed.allocate",
+    "compare": "compare.compare",
     "index": {name: f"search.{name}" for name in ("add", "info", "ls", "rm", "verify", "export")},
     "search": "search.search",
     "serve": "search.serve",

@@ -11,7 +11,7 @@ from allocembed.benchmarks.paper import BENCHMARKS
 from allocembed.benchmarks.request import NANO_RETRIEVAL, NANO_SUBSETS, BenchmarkRequest, NanoRequest
 from allocembed.errors import AllocEmbedError, DataError
 
-METHODS = ("base", "full", "uniform", "content", "select", "learned")
+METHODS = ("base", "full", "uniform", "content", "select", "sensitivity", "learned")
 
 
 def test_usual_names_are_filled_in():

@@ -42,6 +42,7 @@ ANSWERS = [
     (["search", "nowhere", "a dog"], 1, "there is no index at nowhere"),
     (["serve", "nowhere"], 1, "there is no index at nowhere"),
     (["index", "nowhere", "--to", "new"], 1, "nowhere: no such file or folder"),
+    (["compare", "nowhere"], 1, "nowhere: no such file or folder"),
     (["train", "nowhere.toml"], 1, "cannot read nowhere.toml"),
     (["train", "--preset", "nano", "--data", "nowhere.jsonl"], 1, "cannot read nowhere.jsonl"),
     (["eval", "longret", "--data", "nowhere"], 1, "allocembed longret build"),
