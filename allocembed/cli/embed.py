@@ -184,7 +184,8 @@ def _print_allocation(clip: Clip, allocation: Allocation) -> None:
 
     spent = f"{allocation.cost:,} of {allocation.budget:,} tokens"
     base = f"{base_frames(clip, allocation)} frames at native size"
-    table = Table(title=f"{spent}, {allocation.relative_cost:.3f}× Base", caption=f"1.000× = {base}")
+    looked = f"; {allocation.look_tokens:,} tokens read to look" if allocation.look_tokens else ""
+    table = Table(title=f"{spent}, {allocation.relative_cost:.3f}× Base", caption=f"1.000× = {base}{looked}")
     for heading in ("time", "scale", "grid", "tokens"):
         table.add_column(heading, justify="right")
     table.add_column("")

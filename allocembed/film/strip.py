@@ -26,7 +26,7 @@ def as_json(clip: Clip, allocation: Allocation) -> dict[str, Any]:
     for frames, scale, grid in zip(allocation.frames, allocation.scales, allocation.grids, strict=True):
         times = [round(float(clip.times[frame]), 3) for frame in frames]
         chunks.append({"times": times, "scale": round(float(scale), 4), **asdict(grid), "tokens": grid.tokens})
-    totals = {name: int(getattr(allocation, name)) for name in ("budget", "cost", "base_cost")}
+    totals = {name: int(getattr(allocation, name)) for name in ("budget", "cost", "base_cost", "look_tokens")}
     return {**totals, "chunks": chunks}
 
 

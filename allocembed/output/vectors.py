@@ -17,12 +17,12 @@ from allocembed.output.files import make_room, whole_file
 if TYPE_CHECKING:
     from allocembed.embedder import VideoEmbedding
 
-COSTS = ("cost", "budget", "base_cost")
+COSTS = ("cost", "budget", "base_cost", "look_tokens")
 ROW_GROUP = 1024  # rows that a parquet file collects before it writes them
 
 
 Row = dict[str, Any]
-"""Source, cost, budget, base_cost and vector (dim,) of a video."""
+"""Source, cost, budget, base_cost, look_tokens and vector (dim,) of a video."""
 
 
 class VectorWriter:
@@ -56,10 +56,10 @@ def _json_lines(scratch: Path, _dim: int) -> Iterator[Callable[[Row], None]]:
 
 @contextmanager
 def _npz(scratch: Path, _dim: int) -> Iterator[Callable[[Row], None]]:
-    """Arrays `sources` (N,), `costs`, `budgets`, `base_costs` (N,) and `vectors` (N, dim)."""
+    """Arrays `sources` (N,), `costs`, `budgets`, `base_costs`, `look_tokens` (N,) and `vectors` (N, dim)."""
     rows: list[Row] = []
     yield rows.append
-    columns: Row = {f"{name}s": np.array([row[name] for row in rows]) for name in rows[0]}
+    columns: Row = {f"{name.removesuffix('s')}s": np.array([row[name] for row in rows]) for name in rows[0]}
     with scratch.open("wb") as file:
         np.savez(file, **columns)
 

@@ -97,7 +97,7 @@ def save_policy(folder: Path, version: int) -> None:
 
 def write_vectors(suffix: str) -> Task:
     def write(folder: Path, version: int) -> None:
-        allocation = SimpleNamespace(cost=1, budget=2, base_cost=3)
+        allocation = SimpleNamespace(cost=1, budget=2, base_cost=3, look_tokens=4)
         with vector_file(folder / f"vectors{suffix}") as writer:
             for number in range(20):
                 vector = np.full(64, version + number, np.float32)

@@ -115,7 +115,7 @@ def test_allocate_prints_the_promised_json(videos, qwen3_folder):
     result = run("allocate", videos[0], "--backbone", qwen3_folder, "--json", *words)
     assert result.returncode == 0, result.stderr
     shown = json.loads(result.stdout)
-    assert list(shown) == ["budget", "cost", "base_cost", "chunks"]
+    assert list(shown) == ["budget", "cost", "base_cost", "look_tokens", "chunks"]
     assert len(shown["chunks"]) == 6
     assert all(list(chunk) == ["times", "scale", "rows", "cols", "tokens"] for chunk in shown["chunks"])
     assert sum(chunk["tokens"] for chunk in shown["chunks"]) == shown["cost"] <= shown["budget"]

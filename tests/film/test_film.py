@@ -60,7 +60,7 @@ def count_colour(image: Image.Image, colour) -> int:
 
 def test_json_holds_the_totals_and_every_chunk_in_order():
     written = film.as_json(make_clip(), make_allocation())
-    assert list(written) == ["budget", "cost", "base_cost", "chunks"]
+    assert list(written) == ["budget", "cost", "base_cost", "look_tokens", "chunks"]
     assert (written["budget"], written["cost"], written["base_cost"]) == (48, 40, 48)
     assert written["chunks"][1] == {"times": [4.0, 6.0], "scale": 0.6, "rows": 2, "cols": 2, "tokens": 4}
     assert sum(chunk["tokens"] for chunk in written["chunks"]) == written["cost"]

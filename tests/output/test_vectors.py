@@ -14,7 +14,7 @@ from allocembed.output.vectors import check_vector_path, vector_file
 
 def embedding(number: int, source: str = "") -> SimpleNamespace:
     vector = np.full(4, number, np.float32)
-    allocation = SimpleNamespace(cost=number, budget=10, base_cost=20)
+    allocation = SimpleNamespace(cost=number, budget=10, base_cost=20, look_tokens=30)
     return SimpleNamespace(source=source or f"v{number}.mp4", vector=vector, allocation=allocation)
 
 
@@ -22,7 +22,7 @@ def read(path) -> dict[str, list]:
     """Columns of a vector file."""
     if path.suffix == ".npz":
         saved = np.load(path)
-        return {name.removesuffix("s"): saved[name].tolist() for name in saved}
+        return {name if name == "look_tokens" else name.removesuffix("s"): saved[name].tolist() for name in saved}
     if path.suffix == ".jsonl":
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         return {name: [line[name] for line in lines] for name in lines[0]}
@@ -39,6 +39,7 @@ def test_every_format_holds_sources_vectors_and_costs(tmp_path, suffix):
     found = read(path)
     assert found["source"] == ["v0.mp4", "v1.mp4", "v2.mp4"] and found["cost"] == [0, 1, 2]
     assert found["budget"] == [10] * 3 and found["base_cost"] == [20] * 3
+    assert found["look_tokens"] == [30] * 3
     assert found["vector"] == [[float(number)] * 4 for number in range(3)] and writer.count == 3
 
 
