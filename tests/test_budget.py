@@ -178,3 +178,17 @@ def test_a_short_video_has_a_smaller_budget():
 def test_an_odd_last_frame_is_paired_with_itself():
     assert chunk_frames(np.arange(5)) == ((0, 1), (2, 3), (4, 4))
     assert chunk_frames(np.array([7])) == ((7, 7),)
+
+
+def test_scales_on_a_ladder_hold_the_budget_and_have_few_sizes():
+    chance = np.random.default_rng(0)
+    requested, native = chance.uniform(0.05, 2, (200, 12)), np.array([6, 8])
+    scales, grids = project(requested, native, 192, rungs=8)
+    free, _ = project(requested, native, 192)
+    ladder = np.geomspace(0.2, 1.8, 8)
+    assert grids.prod(-1).sum(-1).max() <= 192
+    assert np.abs(scales[..., None] - ladder).min(-1).max() < 1e-9
+    assert grids.prod(-1).sum(-1).mean() > 0.85 * 192, "little of the budget is lost"
+    assert np.abs(np.log(scales) - np.log(free)).mean() < np.log(1.8 / 0.2) / 7
+    order = np.argsort(requested, 1)
+    assert (np.diff(np.take_along_axis(grids.prod(-1), order, 1), axis=1) >= 0).all()

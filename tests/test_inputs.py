@@ -1,6 +1,7 @@
 """The models' own inputs: sizes, frames, clock, prompts and limits, by name."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -161,6 +162,15 @@ def test_unknown_inputs_are_refused_before_loading():
 
 def test_a_hub_id_is_known_like_its_short_name():
     assert find_entry("tiger-lab/VLM2Vec-Qwen2VL-7B") is REGISTRY["vlm2vec-qwen2vl-7b"]
+
+
+@pytest.mark.parametrize("place", ["VLM2Vec-Qwen2VL-7B", "models--TIGER-Lab--VLM2Vec-Qwen2VL-7B/snapshots/0123"])
+def test_a_copy_in_a_folder_is_known_by_its_name(tmp_path, qwen2_folder, place):
+    folder = shutil.copytree(qwen2_folder, tmp_path / place)
+    assert known_inputs(str(folder)).geometry.square == 1344 and not find_entry(str(folder)).matryoshka
+    assert find_entry(str(folder)).source == str(folder)
+    (folder / "preprocessor_config.json").write_text("{}")
+    assert known_inputs(str(folder)).geometry.square == 1344
 
 
 def test_other_inputs_are_other_settings():

@@ -95,7 +95,7 @@ def test_mixed_chunks_equal_chunks_cut_one_by_one(geometry):
     assert torch.equal(together.pixels, torch.cat([patches.pixels for patches in alone]))
     assert together.tokens == [6, 1, 6, 20]
     assert together.grids.tolist() == [list(grid) for grid in grids]
-    assert chunk_seconds(times, make_allocation(grids, pairs)).tolist() == [0.5, 2.5, 4.5, 6.0]
+    assert chunk_seconds(times, pairs).tolist() == [0.5, 2.5, 4.5, 6.0]
     assert torch.equal(
         to_patches(torch.from_numpy(frames), make_allocation(grids, pairs), geometry).pixels, together.pixels
     )

@@ -71,7 +71,8 @@ class Sensitivity(Allocator):
 
     def _start(self) -> None:
         """Create what a pickle cannot hold."""
-        self._replay, device = Replay(self._moves, self._prepare, works=self.backbone.packs), self.backbone.device
+        device, half = self.backbone.device, self.backbone.dtype != torch.float32  # in float32 attention asks the host
+        self._replay = Replay(self._moves, self._prepare, works=self.backbone.packs and half)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # graphs need a stream of their own
 
     def __getstate__(self) -> dict[str, Any]:

@@ -127,7 +127,23 @@ def find_entry(name: str) -> BackboneEntry:
     if name.lower() in REGISTRY:
         return REGISTRY[name.lower()]
     by_source = {entry.source.lower(): entry for entry in REGISTRY.values()}
-    return by_source.get(name.lower(), BackboneEntry(name))
+    if name.lower() in by_source:
+        return by_source[name.lower()]
+    # A copy in a folder of the model's own name, or in the hub's cache, is that model.
+    folders = {entry.source.rpartition("/")[2].lower(): entry for entry in by_source.values() if not entry.allocator}
+    known = next((folders[part] for part in _folder_names(name) if part in folders), None)
+    return BackboneEntry(name) if known is None else replace(known, source=name)
+
+
+def _folder_names(name: str) -> list[str]:
+    """Names that the folder of a checkpoint may have from its hub id.
+
+    >>> _folder_names("/models/VLM2Vec-V2.0"), _folder_names("/hub/models--VLM2Vec--VLM2Vec-V2.0/snapshots/0123")
+    (['vlm2vec-v2.0'], ['0123', 'vlm2vec-v2.0'])
+    """
+    parts = Path(name).parts
+    cached = [part.rpartition("--")[2].lower() for part in parts if part.startswith("models--")]
+    return [*(part.lower() for part in parts[-1:]), *cached]
 
 
 def check_backbone(name: str, inputs: str | None = None) -> None:
@@ -198,7 +214,7 @@ def read_inputs(folder: Path, config: dict[str, Any], family: Family, default: I
     size = stated.get("size") or {}
     lowest = stated.get("min_pixels") or size.get("shortest_edge")
     highest = stated.get("max_pixels") or size.get("longest_edge")
-    if (lowest, highest) != family.stock:
+    if (lowest, highest) not in (family.stock, (None, None)):
         lowest, highest = lowest or geometry.min_pixels, highest or geometry.max_pixels
         geometry = replace(geometry, min_pixels=min(lowest, highest), max_pixels=highest, square=None)
     mean, std = (_triple(stated.get(f"image_{name}", getattr(geometry, name))) for name in ("mean", "std"))

@@ -117,7 +117,10 @@ class _Campaign:
     def embed_shard(self, shard: Shard) -> int:
         """Embed a shard; return how many embeddings the other shards have not made yet."""
         # Counted at the end for all backbones, so that the last shard to finish finds nothing missing.
-        inventories = [evaluation.inventory for _, _, _, evaluation in self._embedded(shard)]
+        inventories = []
+        for _, _, embedders, evaluation in self._embedded(shard):
+            inventories.append(evaluation.inventory)
+            del embedders, evaluation  # before the next backbone is loaded
         return sum(inventory.missing() for inventory in inventories)
 
     def evaluate(self) -> CampaignResults:
@@ -130,6 +133,7 @@ class _Campaign:
             found.append(Comparison(benchmark, name, title, results.outcomes, results.failures, (unit,)))
             if request.html and not request.sweep and self.processes.first:
                 shown += examples(title, embedders, results)
+            del embedders, evaluation  # before the next backbone is loaded
         if not self.processes.first:
             return CampaignResults(first=False)
         if not request.sweep:

@@ -22,7 +22,7 @@ from allocembed.benchmarks.annotations import read_file
 from allocembed.benchmarks.longret_sources import SourceVideo, ZippedVideo
 from allocembed.benchmarks.mmeb_v2 import SPECS
 from allocembed.benchmarks.tasks import BenchmarkTask
-from allocembed.errors import DataError, MissingDependency, VideoError
+from allocembed.errors import DataError, MissingDependency, OutputError, VideoError
 from allocembed.output.files import whole_file
 from allocembed.video import probe
 
@@ -202,5 +202,7 @@ def _unzip(video: ZippedVideo, path: Path) -> None:
             scratch.open("wb") as target,
         ):
             shutil.copyfileobj(file, target, 1 << 20)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except OutputError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError) as error:
         raise VideoError(str(video.archive), f"{error}; download it again") from error

@@ -8,6 +8,7 @@ Vript (Mutonix/Vript) publishes captions and videos as zip files, which may be u
 """
 
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -152,7 +153,11 @@ def _vript_captions(folder: Path) -> Iterator[tuple[str, bytes]]:
     for path, archive in _archives(folder):
         for name in archive.namelist():
             if name.endswith("_caption.json"):
-                yield f"{path}/{name}", archive.read(name)
+                try:
+                    content = archive.read(name)
+                except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError) as error:
+                    raise DataError(f"cannot read {name} in {path} ({error}): download it again") from error
+                yield f"{path}/{name}", content
 
 
 def _vript_scenes(place: str, content: bytes) -> tuple[str, dict[str, str]]:

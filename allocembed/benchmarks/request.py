@@ -53,7 +53,7 @@ class EvaluationRequest:
         for method in names["methods"]:
             check_allocator(method)
         for backbone in names["backbones"]:
-            check_backbone(backbone)
+            check_backbone(backbone, self.config.inputs)
         for name, value in names.items():
             object.__setattr__(self, name, value)
 

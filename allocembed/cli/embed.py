@@ -43,7 +43,7 @@ def embed(
     Args:
         videos: Video files, folders of frames, or - to read one path per line from stdin.
         out: File for the vectors: .npz, .jsonl or .parquet.
-        question: Question about the videos. It becomes part of the prompt and steers a learned allocator.
+        question: Question about the videos. It becomes part of the prompt and steers learned and sensitivity.
         instruction: Instruction to the model; it does not steer the allocator. Default: the model's own.
         recursive: Embed all videos in the given folders and their subfolders.
     """
@@ -84,7 +84,7 @@ def allocate(
 ) -> None:
     """Show where the tokens of a video go: every candidate frame, its scale and its share of the budget.
 
-    Methods without training need no model weights.
+    Methods that look at frames only need no model weights.
 
       allocembed allocate talk.mp4 --allocator content --html film.html
 
@@ -93,7 +93,7 @@ def allocate(
         png: Write the filmstrip as a picture.
         html: Write the filmstrip as a web page.
         as_json: Print the allocation as JSON.
-        question: Question about the video, which steers a learned allocator.
+        question: Question about the video, which steers learned and sensitivity.
     """
     written = [make_room(path) for path in (png, html) if path]
     if len({path.resolve() for path in (video, *written)}) <= len(written):

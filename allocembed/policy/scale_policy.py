@@ -114,6 +114,8 @@ class ScalePolicy(nn.Module):
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu") -> Self:
         """Load a folder or hub id in fp32, whatever dtype it was saved in, ready for inference."""
         folder = _find(str(source))
+        if not (folder / CONFIG).is_file() and (folder / "best" / CONFIG).is_file():
+            folder = folder / "best"  # the folder of a run
         if missing := [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]:
             raise PolicyError(
                 f"{folder} holds no learned allocator: {' and '.join(missing)} missing. Pass a folder written by "

@@ -148,7 +148,8 @@ def _damaged(path: Path, error: Exception) -> DataError:
 def check_config(saved: dict[str, Any], config: TrainConfig, folder: Path) -> None:
     """Raise if the run was started with other options, except those that do not change what it learns."""
     # Both sides are made absolute: older versions saved paths as given.
-    saved, now = absolute_paths(saved), absolute_paths(config.as_dict())
+    # Options that an older version did not have were as they are by default.
+    saved, now = absolute_paths(TrainConfig().as_dict() | saved), absolute_paths(config.as_dict())
     differing = [name for name in now if name not in FREE_TO_CHANGE and saved.get(name) != now[name]]
     if differing:
         name = differing[0]

@@ -23,7 +23,7 @@ PATHS = ("data", "videos", "validation_data", "out")
 MODELS = ("backbone", "preview_source", "start_from")
 """Options that may also be hub ids or short names; only an existing folder is a path."""
 FREE_TO_CHANGE = frozenset(
-    {"out", "minutes", "save_every", "save_minutes", "timings", "workers", "device", "batch_tokens"}
+    {"out", "minutes", "save_every", "save_minutes", "timings", "workers", "device", "batch_tokens", "micro_batch"}
 )
 """Options that may differ when a run is resumed: they decide when and where things happen, not what is learned."""
 
@@ -184,7 +184,8 @@ class TrainConfig(RewardOptions):
     validation: int = 512
     """Examples held out for validation."""
     validation_data: str = ""
-    """A .jsonl file of validation examples, with videos in the same folder. Default: some of the training data."""
+    """A .jsonl file of validation examples, all of which are used, with videos in the same folder; none of these videos
+    is trained on. Default: some of the training data."""
     validate_every: int = 25
     """Steps between validations; the best checkpoint is kept in out/best."""
     save_every: int = 25
@@ -218,8 +219,6 @@ class TrainConfig(RewardOptions):
         self._check(lambda value: value == 0 or value >= 1024, "0, or at least 1024 pixels", "training_pixels")
         if self.preview_summary and self.preview != "backbone":
             raise ConfigError("preview_summary needs preview = backbone: SmolVLM2 does not embed what it sees")
-        if self.search_rounds and self.reward != "cosine":
-            raise ConfigError("search_rounds needs reward = cosine: the search moves towards the target itself")
         if self.preview_summary and self.policy_head == "softplus":
             raise ConfigError("preview_summary needs policy_head = bounded: the paper's softplus has no place for it")
         check_range(self.scale_range)

@@ -7,7 +7,7 @@ from allocembed.execution.distributed import Processes
 from allocembed.rdpo.rollouts import Allocations, concentration
 
 NAMES = (
-    *("hit1", "gap", "reward", "incentive", "undecided", "cost", "scale", "concentration", "sharpness"),
+    *("hit1", "gap", "reward", "incentive", "undecided", "searched", "cost", "scale", "concentration", "sharpness"),
     *("clipped", "ratio", "gradient"),
 )  # in the order in which processes exchange them
 

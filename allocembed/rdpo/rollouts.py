@@ -120,7 +120,8 @@ def allocate(
 
 def native_grid(videos: VideoBatch, geometry: Geometry, frames: int | None = None) -> Grid:
     """The grid of these videos at scale 1, if all their frames are embedded together, or as many as given."""
-    return geometry.native(*videos.frames.shape[-2:], frames=frames or videos.frames.shape[1])
+    height, width = videos.frames.shape[-2:]
+    return geometry.native(height, width, frames=frames or videos.frames.shape[1], listed=videos.listed)
 
 
 def concentration(tokens: np.ndarray) -> np.ndarray:
@@ -217,7 +218,7 @@ class RolloutEncoder:
                 video = torch.from_numpy(np.repeat(chosen[:, 2], together))
                 frame = torch.from_numpy(frames_of[chosen[:, 3]].reshape(-1))
                 frames = videos.frames[video.to(videos.frames.device), frame.to(videos.frames.device)].to(device)
-                frames = resize(frames, geometry.canvas(*frames.shape[-2:]))
+                frames = resize(frames, geometry.canvas(*frames.shape[-2:], listed=videos.listed))
                 pixels.append(geometry.patchify(resize(frames, (rows * geometry.factor, cols * geometry.factor))))
         return self.backbone.see(normalise(torch.cat(pixels), geometry, self.backbone.dtype), distinct[:, :2])
 

@@ -47,7 +47,7 @@ def train(config: TrainConfig, *, resume: bool = False, backbone: Backbone | Non
     with training_switches():
         try:
             backbone = (backbone or load_backbone(config.backbone, device=processes.device)).with_patch_product()
-            source = make_source(config, backbone.check_text)
+            source = make_source(config, backbone)
             previewer = load_previewer(
                 config.preview,
                 config.preview_source,
@@ -82,12 +82,18 @@ def check_data(config: TrainConfig) -> None:
         raise ConfigError(
             "no training data: pass --videos FOLDER, --data train.jsonl (see docs/training.md), or --preset nano"
         )
+    unused = [name for name in ("videos", "validation_data", "training_pixels") if getattr(config, name)]
+    if config.data == WORLD and unused:
+        flag = "--" + unused[0].replace("_", "-")
+        raise ConfigError(f"{flag} has no use with --data {WORLD}: leave it out, or pass --data '' for your own videos")
+    if config.validation_data and not Path(config.validation_data).is_file():
+        raise DataError(f"there is no file {config.validation_data}: pass a .jsonl file with --validation-data")
     if config.data != WORLD and not _videos(config).is_dir():
         raise DataError(f"there is no folder {_videos(config)}: pass the folder of the videos with --videos")
 
 
-def make_source(config: TrainConfig, check_text: Callable[[str], None] | None = None) -> Source:
-    """The source that `data` names; lines of a .jsonl whose texts fail `check_text` are skipped."""
+def make_source(config: TrainConfig, backbone: Backbone | None = None) -> Source:
+    """The source that `data` names; lines of a .jsonl whose texts the backbone cannot embed are skipped."""
     texts = config.target == "text"
     if config.data == WORLD:
         return WorldSource(config.seed, config.pool, config.mixture, texts=texts)
@@ -99,10 +105,11 @@ def make_source(config: TrainConfig, check_text: Callable[[str], None] | None = 
         seed=config.seed,
         validation=config.validation,
         workers=config.workers,
-        check_text=check_text,
+        check_text=None if backbone is None else backbone.check_text,
         texts=texts,
         pixels=config.training_pixels,
         held=Path(config.validation_data) if config.validation_data else None,
+        inputs=None if backbone is None else backbone.inputs,
     )
 
 
@@ -158,12 +165,13 @@ class TrainingRun:
         config, progress, trainer = self.config, self.progress, self.trainer
         held = trainer.prepare(VALIDATION, 0)
         if not progress.step:
-            uniform = trainer.validate(held, uniform=True)
+            with self._say_what_helps():
+                uniform = trainer.validate(held, uniform=True)
             if not math.isfinite(uniform["score"]):
                 failures = "; ".join(trainer.source.skipped[:3])
                 raise DataError(f"none of the videos held out for validation can be read: check --videos. {failures}")
             progress.uniform, progress.searches = uniform["score"], "search1" in uniform
-            progress.cosine = "hit1" not in uniform
+            progress.cosine = "cosine" in uniform
             self.log.write("uniform", 0, uniform)
         started, before, named = time.monotonic(), progress.seconds, 0
         saved = started
@@ -207,7 +215,7 @@ class TrainingRun:
             config = self.config
             raise ConfigError(
                 f"the GPU's memory is full: lower --batch-tokens (now {config.batch_tokens}) and --micro-batch (now "
-                f"{config.micro_batch}), or shrink the frames with --training-pixels 230400"
+                f"{config.micro_batch}), or shrink the frames with --training-pixels 230400 and another --out"
             ) from error
 
     @contextmanager
@@ -218,7 +226,7 @@ class TrainingRun:
         def count(videos: int) -> None:
             nonlocal done
             done += videos
-            self.log.within(f"step {self.progress.step + 1}: {done:,} of {examples:,} videos")
+            self.log.within(f"step {self.progress.step + 1} of {examples:,} examples: {done:,} videos embedded")
 
         self.trainer.encoder.on_videos = count
         try:
@@ -228,7 +236,7 @@ class TrainingRun:
 
     def _validate(self, held: Any) -> None:
         """Measure the policy, and keep it if it is the best so far."""
-        with self.trainer.timer("validation"):
+        with self.trainer.timer("validation"), self._say_what_helps():
             measured = self.trainer.validate(held)
         self.log.write("validation", self.progress.step, measured)
         if not measured["score"] > self.progress.best:  # also true for NaN, which is never the best
@@ -281,7 +289,8 @@ class TrainingRun:
             say(f"{progress.broken} videos were left out of their step: a vector of theirs was not finite")
         if progress.best >= 0:
             measure = "mean of Hit@1 and search Hit@1" if progress.searches else "Hit@1"
-            measure = "mean cosine to the full-resolution vector" if progress.cosine else measure
+            if progress.cosine:
+                measure = "mean of the cosine to the full-resolution vector, and of Hit@1 where there are texts,"
             say(f"best: {measure} {progress.best:.1%} after step {progress.best_step} → {self.folder / BEST}")
             if progress.uniform >= 0:
                 worse = "" if progress.best > progress.uniform else "; the best policy is not better, train it longer"

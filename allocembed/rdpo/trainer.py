@@ -250,16 +250,19 @@ class Trainer:
         count, wanted = actions.shape[1], targets[torch.from_numpy(videos.members).to(self.device)][:, None]
         keep = max(2, count // 4)
         logits, cosine = actions.logit(1e-4), (vectors * wanted).sum(-1)
-        seeds = np.random.SeedSequence([self.config.seed, step, int(videos.members[0]), 7]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(seeds.item()) % 2**63)
-        for _ in range(self.config.search_rounds):
+        shape = (count, logits.shape[-1])
+        for number in range(self.config.search_rounds):
             best = cosine.topk(keep, 1).indices
             elite = logits.gather(1, best[..., None].expand(-1, -1, logits.shape[-1]))
             logits, cosine = elite, cosine.gather(1, best)
-            noise = torch.randn((len(elite), count, elite.shape[-1]), generator=generator).to(elite.device)
+            noise = [
+                np.random.default_rng([self.config.seed, step, member, number]).standard_normal(shape, np.float32)
+                for member in videos.members.tolist()
+            ]
+            noise = torch.from_numpy(np.stack(noise)).to(elite.device)
             drawn = elite.mean(1, keepdim=True) + noise * (elite.std(1, keepdim=True) + 0.05)
             found = self.allocate(drawn.sigmoid().cpu().numpy(), videos, batch, self.config.budget_mode)
-            fresh = self.encoder.embed(videos, batch.questions(videos), found.grids)
+            fresh = self.embed(videos, batch, found.grids)
             logits = torch.cat([logits, drawn], 1)
             cosine = torch.cat([cosine, (fresh * wanted).sum(-1).nan_to_num(-1)], 1)
         best = cosine.topk(keep, 1)

@@ -115,6 +115,7 @@ class VideoIndex:
         exist leave the index. With `recheck`, the content of every file is compared, not only its size and
         date. `readers` is the number of decoding threads.
         """
+        self.settings.check_may_grow()
         started = time.monotonic()
         with self.store.locked():
             found, unread = find_videos(sources)

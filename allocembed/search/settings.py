@@ -38,6 +38,8 @@ class IndexSettings:
     """The model's vector of `PROBE`."""
     weights: str = ""
     """Digest of the weights of a learned allocator's policy; empty for other allocators."""
+    inputs: str = ""
+    """The model's input pipeline in full. Empty in indexes of 0.2, whose pipelines were others."""
     version: str = __version__
     """Of allocembed, when the index was made."""
     format: int = FORMAT
@@ -55,7 +57,8 @@ class IndexSettings:
             dim=embedder.backbone.dim,
         )
         probe = tuple(float(value) for value in _probe(embedder))
-        return replace(self, config=config, probe=probe, weights=_policy_digest(embedder))
+        inputs = repr(embedder.backbone.inputs)
+        return replace(self, config=config, probe=probe, weights=_policy_digest(embedder), inputs=inputs)
 
     def check(self, embedder: AllocEmbed) -> None:
         """Raise SearchError if the embedder's vectors do not belong with those of this index."""
@@ -72,7 +75,23 @@ class IndexSettings:
                 f"the index was made with another version of the allocator {self.config.allocator}: "
                 "restore the old one, or make a new index with --to ANOTHER"
             )
-        self.check_config(replace(embedder.config, backbone=self.config.backbone, allocator="auto"))
+        if self.inputs and self.inputs != repr(embedder.backbone.inputs):
+            raise SearchError(
+                "the index was made with other inputs of the model (frame sizes, frames or prompt): use the same "
+                "--inputs and version of allocembed, or make a new index with --to ANOTHER"
+            )
+        # Named inputs may be the model's default, which is compared above.
+        self.check_config(
+            replace(embedder.config, backbone=self.config.backbone, allocator="auto", inputs=self.config.inputs)
+        )
+
+    def check_may_grow(self) -> None:
+        """Raise SearchError if new videos would get other vectors than those that an older version has added."""
+        if not self.inputs:
+            raise SearchError(
+                f"the index was made by allocembed {self.version}, which read frames in another way: it can be "
+                "searched, but nothing can be added; make a new index with --to ANOTHER"
+            )
 
     def check_config(self, config: EmbedConfig | None, segments: str | None = None) -> None:
         """Raise SearchError if settings contradict the index. Those left to their automatic value never do."""
@@ -80,7 +99,12 @@ class IndexSettings:
         if segments is not None and segments != self.segments:
             differences["segments"] = (self.segments, segments)
         for name, (old, new) in differences.items():
-            if new is None or (name == "allocator" and new == "auto") or (name == "backbone" and same_model(old, new)):
+            if (
+                new is None
+                or name == "inputs"
+                or (name == "allocator" and new == "auto")
+                or (name == "backbone" and same_model(old, new))
+            ):
                 continue
             flag = "--" + name.replace("_", "-")
             raise SearchError(

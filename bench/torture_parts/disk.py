@@ -109,6 +109,7 @@ def write_vectors(suffix: str) -> Task:
 def save_training(folder: Path, version: int) -> None:
     from allocembed.rdpo.checkpoint import TrainedParts, TrainingProgress, save_state
     from allocembed.rdpo.config import make_config
+    from allocembed.rdpo.negatives import VectorQueue
 
     torch.manual_seed(version)
     policy = torch.nn.Linear(32, 32)
@@ -116,7 +117,12 @@ def save_training(folder: Path, version: int) -> None:
     policy(torch.ones(1, 32)).sum().backward()
     optimiser.step()
     config = make_config({"backbone": "nano-qwen3", "out": "run"}, preset="nano")
-    save_state(folder / "state", TrainedParts(policy, None, optimiser), TrainingProgress(step=version), config)
+    save_state(
+        folder / "state",
+        TrainedParts(policy, None, optimiser, VectorQueue(0, 4)),
+        TrainingProgress(step=version),
+        config,
+    )
 
 
 TASKS: dict[str, Task] = {

@@ -29,7 +29,7 @@ def video(
     instruction: str | None = None,
 ) -> Item:
     frames, allocation = noise(backbone, len(grids), seed), make_allocation(backbone, grids)
-    seconds = chunk_seconds(np.arange(len(frames)) * STEP, allocation)
+    seconds = chunk_seconds(np.arange(len(frames)) * STEP, allocation.frames)
     return Item(Prompt(text, instruction, seconds), to_patches(frames, allocation, backbone.geometry))
 
 

@@ -1,16 +1,20 @@
 """Training without texts: the target of a video is its own vector at full resolution."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from allocembed.backbones.loading import load_backbone
-from allocembed.rdpo.checkpoint import load_state, save_state
-from allocembed.rdpo.config import RewardOptions
+from allocembed.errors import ConfigError, DataError
+from allocembed.rdpo.checkpoint import check_config, load_state, save_state
+from allocembed.rdpo.config import RewardOptions, TrainConfig
 from allocembed.rdpo.data.base import TRAINING, VALIDATION
+from allocembed.rdpo.meter import Meter
 from allocembed.rdpo.negatives import VectorQueue
 from allocembed.rdpo.rewards import score_group
-from allocembed.rdpo.run import TrainingRun
+from allocembed.rdpo.run import TrainingRun, check_data
 from tests.small_runs import furthest, lines, small_trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,3 +102,59 @@ def test_a_run_without_any_text_is_validated_by_the_cosine(backbone, tmp_path):
     progress = TrainingRun(trainer).go()
     (validation,) = lines(tmp_path, "validation")
     assert progress.cosine and "hit1" not in validation and validation["score"] == validation["cosine"]
+
+
+def test_options_without_use_and_missing_files_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--videos has no use with --data world"):
+        check_data(TrainConfig(data="world", videos=str(tmp_path)))
+    with pytest.raises(DataError, match="--validation-data"):
+        check_data(TrainConfig(videos=str(tmp_path), validation_data=str(tmp_path / "no.jsonl")))
+    with pytest.raises(ConfigError, match="pass --videos FOLDER"):
+        check_data(TrainConfig())
+
+
+def test_a_state_of_an_older_version_lacks_new_options(tmp_path):
+    config = TrainConfig(data="world")
+    older = {name: value for name, value in config.as_dict().items() if name not in ("target", "queue", "ladder")}
+    check_config(older, config, tmp_path)
+    with pytest.raises(ConfigError, match="started with target = 'text'"):
+        check_config(older, replace(config, target="video"), tmp_path)
+
+
+def test_a_full_gpu_names_what_helps(backbone, tmp_path, monkeypatch):
+    trainer = small_trainer(backbone, tmp_path, **MOSTLY)
+
+    def fill(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer, "validate", fill)
+    with pytest.raises(ConfigError, match="lower --batch-tokens"):
+        TrainingRun(trainer).go()
+
+
+def test_the_queue_holds_videos_of_earlier_steps(backbone, tmp_path):
+    trainer = small_trainer(backbone, tmp_path, **OWN | {"mixture": [1.0, 0.0, 0.0]})
+    sizes = []
+    for step in range(2):
+        batch = trainer.source.finish(trainer.prepare(TRAINING, step), trainer.device)
+        pool, _ = trainer.candidates.draw(batch, step)
+        sizes.append(sum(text.startswith("<the vector of") for text in pool.texts))
+    assert sizes == [6, 10]
+
+
+@pytest.mark.slow
+def test_a_search_does_not_depend_on_the_grouping_and_finds_better_allocations(backbone, tmp_path):
+    trainer = small_trainer(backbone, tmp_path, **OWN | {"mixture": [1.0, 0.0, 0.0], "search_rounds": 2, "rollouts": 8})
+    batch = trainer.source.finish(trainer.prepare(TRAINING, 0), trainer.device)
+    _, targets = trainer.candidates.draw(batch, 0)
+    videos = batch.videos[0]
+    chunks = len(videos.chunks(2))
+    actions = torch.rand((len(videos), 8, chunks), generator=torch.Generator().manual_seed(0))
+    vectors = trainer.embed(videos, batch, trainer.allocate(actions.numpy(), videos, batch, "projected").grids)
+    best, _ = trainer.search(actions, vectors, videos, targets, batch, 0, Meter())
+    last = videos.select(torch.tensor([len(videos) - 1]))
+    alone, _ = trainer.search(actions[-1:], vectors[-1:], last, targets, batch, 0, Meter())
+    assert torch.allclose(best[-1:], alone, atol=1e-4)
+    found = trainer.embed(videos, batch, trainer.allocate(best.numpy(), videos, batch, "projected").grids)
+    wanted = targets[videos.members][:, None]
+    assert ((found * wanted).sum(-1).max(1).values >= (vectors * wanted).sum(-1).max(1).values - 1e-5).all()

@@ -50,3 +50,17 @@ def test_settings_of_another_format_or_damaged_ones_are_refused():
     for damaged in ("", "[]", '{"format": 2}', '{"format": 2, "config": {"candidates": "many"}}'):
         with pytest.raises(SearchError, match="damaged"):
             IndexSettings.from_json(damaged)
+
+
+def test_an_index_made_with_other_inputs_is_refused(index, embedder):
+    other = replace(index.settings, inputs="another pipeline")
+    with pytest.raises(SearchError, match="other inputs of the model"):
+        other.check(embedder)
+    index.settings.check(embedder)
+
+
+def test_an_index_of_an_older_version_is_searched_but_does_not_grow(index, folder, monkeypatch):
+    monkeypatch.setattr(index, "settings", replace(index.settings, inputs="", version="0.2.0"))
+    assert index.search("anything", top=1)
+    with pytest.raises(SearchError, match=r"made by allocembed 0\.2\.0"):
+        index.add([folder])

@@ -6,7 +6,7 @@ Everything a source gives depends on the seed and the step alone, so every proce
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from allocembed.budget import Budget, chunk_frames
 from allocembed.rdpo.negatives import TextPool
+from allocembed.resize import numbered_seconds
 
 # Independent random streams; they also differ from those of the nano backbones' training and of NanoRet's test videos.
 TRAINING, VALIDATION, CORPUS = 271_828_001, 271_828_002, 271_828_003
@@ -54,6 +55,10 @@ class VideoBatch:
     """(b, T) seconds."""
     totals: np.ndarray
     """(b,) frames in each source."""
+    listed: bool = False
+    """Whether they are lists of frames, whose native size may be another."""
+    list_rate: float | None = None
+    """Frames per second by which the frames are numbered, if they have no times."""
 
     def __len__(self) -> int:
         return len(self.members)
@@ -62,7 +67,9 @@ class VideoBatch:
         """Some of the videos."""
         host = rows.cpu().numpy()
         frames = self.frames[rows.to(self.frames.device)]
-        return type(self)(self.members[host], frames, self.times[host], self.totals[host])
+        return replace(
+            self, members=self.members[host], frames=frames, times=self.times[host], totals=self.totals[host]
+        )
 
     def chunks(self, frames_per_chunk: int) -> np.ndarray:
         """(C, frames_per_chunk) frames of each chunk."""
@@ -70,7 +77,10 @@ class VideoBatch:
 
     def seconds(self, frames_per_chunk: int) -> np.ndarray:
         """(b, C) mean time of each chunk's frames."""
-        return self.times[:, self.chunks(frames_per_chunk)].mean(-1)
+        chunks = self.chunks(frames_per_chunk)
+        if self.list_rate is not None:
+            return np.tile(numbered_seconds(chunks.tolist(), self.list_rate), (len(self), 1))
+        return self.times[:, chunks].mean(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from allocembed import video
 from allocembed.budget import Budget
 from allocembed.errors import AllocEmbedError, DataError, VideoError
 from allocembed.execution.threads import map_ordered
+from allocembed.inputs import Inputs
 from allocembed.jsonlines import parse_json, read_lines
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, Source, TrainingBatch, VideoBatch, own_example
 from allocembed.rdpo.negatives import TextPool
 from allocembed.resize import resize
+from allocembed.video import open_video
 from allocembed.video.clip import VIDEO_SUFFIXES, Clip
 
 QUESTION_MARKS = re.compile("[?？؟]")
@@ -71,12 +72,15 @@ class JsonlSource(Source):
         texts: bool = True,
         pixels: int = 0,
         held: Path | None = None,
+        inputs: Inputs | None = None,
     ) -> None:
         """`check_text` raises an AllocEmbedError for a text that the backbone cannot embed; its line is skipped. With
         `texts=False` the target is the video's own vector, except for answers to questions. Frames of more than
-        `pixels` are shrunk. `held` is a file of validation examples; without it, some of `file` are held out."""
+        `pixels` are shrunk. `held` is a file of validation examples; without it, some of `file` are held out. Frames
+        are chosen and numbered as the backbone's `inputs` say."""
         self.seed, self.root, self.check_text, self.texts, self.pixels = seed, root, check_text, texts, pixels
         self.names: dict[Path, str] = {}
+        self.rounds, self.list_rate = (inputs.rounds, inputs.list_rate) if inputs else (False, 1.0)
         self.skipped: list[str] = []
         self.unreadable: set[str] = set()
         self.workers = workers
@@ -84,17 +88,20 @@ class JsonlSource(Source):
         if not records:
             first = f"; the first problem: {self.skipped[0]}" if self.skipped else ""
             raise DataError(f"{file} has no usable line: write it as docs/training.md shows{first}")
+        self.split = held is None  # a file of its own is used whole
         if held is None:
             self.held, self.records = split(records, validation, seed)
         else:
             self.held = self._records(held)
+            if not self.held:
+                raise DataError(f"{held} has no usable line: write it as docs/training.md shows, or pass another file")
             known = {record.video for record in self.held}
             self.records = [record for record in records if record.video not in known]
         if not self.records:
-            raise DataError(
-                f"no training examples: {file} has {len(records)} usable lines, and --validation {validation} holds "
-                "them all out; lower it"
-            )
+            holds = f"--validation {validation} holds them all out; lower it"
+            if held is not None:
+                holds = f"all their videos are in {held}; take some out of it"
+            raise DataError(f"no training examples: {file} has {len(records)} usable lines, and {holds}")
         examples = [each for each in map(self._example, self.records) if not each.own]
         self.corpus = TextPool([each.sample for each in examples], [each.target for each in examples])
         answers, queries = (
@@ -105,7 +112,7 @@ class JsonlSource(Source):
 
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> DecodedBatch:
         if stream == VALIDATION:
-            chosen = self.held[:count]
+            chosen = self.held[: count if self.split else None]
         else:
             chosen = [self.records[i] for i in shuffled(len(self.records), self.seed, step * count, count)]
         examples = [self._example(record) for record in chosen]
@@ -128,22 +135,24 @@ class JsonlSource(Source):
         )
 
     def finish(self, prepared: DecodedBatch, device: torch.device) -> TrainingBatch:
-        alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         for number, clip in prepared.clips.items():
-            alike[clip.frames.shape].append(number)
+            alike[clip.frames.shape, clip.listed, clip.timed].append(number)
         videos = []
-        for members in alike.values():
+        for (_, listed, timed), members in alike.items():
             clips = [prepared.clips[number] for number in members]
             frames = torch.stack([torch.from_numpy(clip.frames) for clip in clips])
             # What would fill the device stays on the host, and is moved part by part where it is needed.
             frames = (frames if frames.numel() > ON_DEVICE else frames.to(device)).movedim(-1, 2)
             times = np.stack([clip.times for clip in clips])
-            videos.append(VideoBatch(np.array(members), frames, times, np.array([clip.total for clip in clips])))
+            totals, rate = np.array([clip.total for clip in clips]), None if timed else self.list_rate
+            videos.append(VideoBatch(np.array(members), frames, times, totals, listed, rate))
         return TrainingBatch(prepared.examples, videos, prepared.budget)
 
     def _read(self, name: str, candidates: int) -> Clip | None:
         try:
-            return shrink(video.sample(find_video(self.root, name), candidates), self.pixels)
+            with open_video(find_video(self.root, name), rounds=self.rounds) as source:
+                return shrink(source.sample(candidates), self.pixels)
         except VideoError as error:
             if name not in self.unreadable:
                 self.unreadable.add(name)

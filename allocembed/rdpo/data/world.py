@@ -55,7 +55,11 @@ class WorldSource(Source):
             for number in range(count)
         ]
         if not self.texts:
-            examples = [each if each.question is not None else own_example(each.sample) for each in examples]
+            named = [(stream, step, each.sample) for each in examples]  # the queue holds videos of several steps
+            examples = [
+                each if each.question is not None else own_example(name)
+                for each, name in zip(examples, named, strict=True)
+            ]
         return WorldBatch(timelines, examples, indices, budget, mine)
 
     def finish(self, prepared: WorldBatch, device: torch.device) -> TrainingBatch:

@@ -2,14 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from allocembed import AllocEmbed, EmbedConfig
+from allocembed.backbones.loading import load_backbone
 from allocembed.budget import Budget
 from allocembed.errors import DataError
 from allocembed.rdpo.data.base import TRAINING
 from allocembed.rdpo.data.folder import FolderSource
 from allocembed.rdpo.data.jsonl import JsonlSource
+from allocembed.rdpo.rollouts import RolloutEncoder, native_grid
 from tests.clips import write_video
 
 
@@ -65,3 +70,22 @@ def test_lines_with_and_without_texts_mix(videos, texts):
     own = {str(example.sample): example.own for example in batch.examples}
     assert own == {"a.mp4": not texts, "deep/b.mp4": True}
     assert list(source.corpus.texts) == (["a ramp"] if texts else [])
+
+
+def test_frame_folders_are_sized_and_numbered_as_in_use(tmp_path, qwen3_folder):
+    frames = tmp_path / "one"
+    frames.mkdir()
+    for number in range(5):
+        Image.fromarray(np.full((70, 100, 3), 40 * number, np.uint8)).save(frames / f"{number}.png")
+    (tmp_path / "train.jsonl").write_text(json.dumps({"video": "one"}))
+    backbone = load_backbone(qwen3_folder, device="cpu")
+    source = JsonlSource(tmp_path / "train.jsonl", tmp_path, validation=0, inputs=backbone.inputs)
+    (videos,) = source.finish(source.prepare(TRAINING, 0, 1, Budget(), 5, range(1)), torch.device("cpu")).videos
+    embedder = AllocEmbed(backbone, "full", EmbedConfig(candidates=5))
+    allocation, item = embedder.prepare(embedder.read(frames))
+    assert videos.listed and videos.seconds(2).tolist() == [item.prompt.seconds.tolist()]
+    native = native_grid(videos, backbone.geometry)
+    assert native == allocation.native
+    grids = np.tile([native.rows, native.cols], (1, 1, 3, 1))
+    vector = RolloutEncoder(backbone).embed(videos, [None], grids)[0, 0]
+    assert torch.allclose(vector, torch.from_numpy(embedder.encode_video(frames).vector), atol=1e-5)
