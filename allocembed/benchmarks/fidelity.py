@@ -179,19 +179,23 @@ def recommend(table: FidelityTable, *, within: float = WITHIN, by: Price = "time
 
     Nearly as good: its mean cosine is lower by at most `within` of the mean distance between two videos. Of settings
     with about the same price it is the one with the highest cosine; but the reference method is kept unless the paired
-    interval shows that the other one is better. The rule is repeated on resamples of the videos and of the times.
+    interval shows that the other one is better. A setting that takes as long as full resolution is not recommended for
+    its time. The rule is repeated on resamples of the videos and of the times.
     """
     prices = table.prices(by)
+    quick = np.arange(len(table.settings))
+    if by == "time" and table.timings and (prices < table.timings.full_total).any():
+        quick = np.flatnonzero(prices < table.timings.full_total)
     loss = within * (1 - table.between)
     plain = np.array([setting.method == table.reference for setting in table.settings])
-    chosen = table.settings[_choose(table.cosines, prices, plain, loss)]
+    chosen = table.settings[quick[_choose(table.cosines[:, quick], prices[quick], plain[quick], loss)]]
     chance, others = np.random.default_rng(seed), []
     for _ in range(RESAMPLES):
         drawn = table.cosines[chance.integers(0, len(table), len(table))]
         if by == "time" and table.timings:
             timed = len(table.timings.full)
             prices = np.median(table.timings.totals[chance.integers(0, timed, timed)], 0)
-        pick = table.settings[_choose(drawn, prices, plain, loss)]
+        pick = table.settings[quick[_choose(drawn[:, quick], prices[quick], plain[quick], loss)]]
         if pick != chosen:
             others.append(pick)
     share = 1 - len(others) / RESAMPLES
@@ -330,6 +334,9 @@ def _warnings(table: FidelityTable, share: float, runner_up: Setting | None) -> 
             f"the times are not reliable: the slower of two equal runs took {table.timings.ratio:.1f} times as long; "
             "stop what else uses this machine, or use --by tokens"
         )
+    if table.timings and (slow := table.prices("time") >= table.timings.full_total).any():
+        names = ", ".join(str(setting) for setting, is_slow in zip(table.settings, slow, strict=True) if is_slow)
+        warnings.append(f"here these take as long as full resolution, or longer: {names}")
     found = [table.against_reference(setting) for setting in table.settings]
     if (known := [each for each in found if each]) and not any(each.differs for each in known):
         warnings.append(f"no method differs from {table.reference} on these {len(table)} videos by more than chance")

@@ -129,7 +129,7 @@ class TrainConfig(RewardOptions):
     steps: int = 125
     """Training steps, each with new examples and new rollouts."""
     examples: int = 1024
-    """Videos with text per step, over all processes."""
+    """Videos per step, over all processes; all of them if there are fewer."""
     rollouts: int = 16
     """K, the allocations sampled for each example."""
     mini_batch: int = 256
@@ -182,7 +182,7 @@ class TrainConfig(RewardOptions):
     mixture: tuple[float, float, float] = (0.6, 0.2, 0.2)
     """Shares of the world's examples whose target is one moment, the whole video, the answer to a question."""
     validation: int = 512
-    """Examples held out for validation."""
+    """Examples held out for validation; of a folder of videos at most a fifth."""
     validation_data: str = ""
     """A .jsonl file of validation examples, all of which are used, with videos in the same folder; none of these videos
     is trained on. Default: some of the training data."""

@@ -28,7 +28,7 @@ from allocembed.policy.preview import load_previewer
 from allocembed.rdpo.checkpoint import TrainingProgress, check_config, has_state, load_state, save_state, whole_weights
 from allocembed.rdpo.config import MODELS, PATHS, WORLD, TrainConfig, absolute_paths, make_config
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, Source
-from allocembed.rdpo.data.folder import FolderSource
+from allocembed.rdpo.data.folder import FolderSource, list_videos
 from allocembed.rdpo.data.jsonl import JsonlSource
 from allocembed.rdpo.data.world import WorldSource
 from allocembed.rdpo.log import FILE as LOG_FILE
@@ -90,6 +90,8 @@ def check_data(config: TrainConfig) -> None:
         raise DataError(f"there is no file {config.validation_data}: pass a .jsonl file with --validation-data")
     if config.data != WORLD and not _videos(config).is_dir():
         raise DataError(f"there is no folder {_videos(config)}: pass the folder of the videos with --videos")
+    if not config.data:
+        list_videos(_videos(config))
 
 
 def make_source(config: TrainConfig, backbone: Backbone | None = None) -> Source:

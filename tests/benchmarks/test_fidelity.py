@@ -93,3 +93,11 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say():
     draws = np.random.default_rng(1).normal(3, 2, (4000, 6))
     held = [found.low < 3 < found.high for found in map(estimate, draws)]
     assert 0.94 < np.mean(held) < 0.96
+
+
+def test_what_takes_longer_than_full_resolution_is_not_recommended_for_its_time():
+    table = make_table([0.5, 0.8, 0.6, 0.95], times=[20, 30, 120, 150])  # full resolution takes 100
+    advice = recommend(table)
+    assert advice.setting == ("uniform", "8f") and any("smart at 4f, smart at 8f" in note for note in advice.warnings)
+    assert recommend(table, by="tokens").setting == ("smart", "8f")
+    assert recommend(make_table([0.5, 0.8, 0.6, 0.95], times=[200, 300, 400, 500])).setting == ("smart", "8f")

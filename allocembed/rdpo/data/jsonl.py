@@ -90,7 +90,7 @@ class JsonlSource(Source):
             raise DataError(f"{file} has no usable line: write it as docs/training.md shows{first}")
         self.split = held is None  # a file of its own is used whole
         if held is None:
-            self.held, self.records = split(records, validation, seed)
+            self.held, self.records = split(records, self._to_hold(validation, len(records)), seed)
         else:
             self.held = self._records(held)
             if not self.held:
@@ -110,10 +110,15 @@ class JsonlSource(Source):
         )
         self.answers, self.queries = answers, queries
 
+    def _to_hold(self, wanted: int, records: int) -> int:
+        """How many of the records to hold out for validation."""
+        return wanted
+
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> DecodedBatch:
         if stream == VALIDATION:
             chosen = self.held[: count if self.split else None]
         else:
+            count = min(count, len(self.records))  # no record twice in a step
             chosen = [self.records[i] for i in shuffled(len(self.records), self.seed, step * count, count)]
         examples = [self._example(record) for record in chosen]
         own = [number for number in mine if number < len(chosen)]
