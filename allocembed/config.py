@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from allocembed.allocators.registry import check_allocator, is_method
+from allocembed.allocators.registry import check_allocator, is_method, split_looks
 from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY, check_backbone
 from allocembed.budget import CANDIDATES, Budget, check_range
 from allocembed.errors import ConfigError, did_you_mean
@@ -65,7 +65,9 @@ class EmbedConfig:
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "backbone", _absolute(self.backbone, self.backbone.lower() in REGISTRY))
-        set_field(self, "allocator", _absolute(self.allocator, is_method(self.allocator)))
+        learned, looks = split_looks(self.allocator)
+        where = _absolute(learned, is_method(learned))
+        set_field(self, "allocator", f"{where}+{looks}" if looks else where)
         set_field(self, "budget", str(Budget.parse(self.budget)))
         if self.scale_range is not None:
             set_field(self, "scale_range", check_range(self.scale_range))

@@ -92,6 +92,19 @@ def to_patches(
     return Patches(pixels, np.array([[grid.rows, grid.cols] for grid in allocation.grids], np.int64))
 
 
+def as_chunks(frames: np.ndarray | torch.Tensor, frames_per_chunk: int = 2) -> torch.Tensor:
+    """Frames (T, H, W, 3) as chunks (C, frames_per_chunk, 3, H, W), on their device; the last frame fills the last.
+
+    >>> as_chunks(np.zeros((5, 4, 6, 3), np.uint8)).shape
+    torch.Size([3, 2, 3, 4, 6])
+    """
+    if isinstance(frames, np.ndarray):
+        frames = torch.from_numpy(np.ascontiguousarray(frames))
+    if missing := -len(frames) % frames_per_chunk:
+        frames = torch.cat([frames, *[frames[-1:]] * missing])
+    return frames.permute(0, 3, 1, 2).unflatten(0, (-1, frames_per_chunk))
+
+
 def chunk_seconds(times: np.ndarray, chunks: Sequence[Sequence[int]]) -> np.ndarray:
     """Mean time (C,) of the frames of each chunk, from the times (T,) of a clip's frames."""
     return np.array([sum(times[frame] for frame in frames) / len(frames) for frames in chunks])

@@ -43,15 +43,15 @@ from shapes import make_allocator, make_backbone, make_smol
 from torch._dynamo.utils import counters
 
 from allocembed.allocators.base import AllocationRequest
-from allocembed.allocators.learned import Learned, as_chunks
+from allocembed.allocators.learned import Learned
 from allocembed.allocators.sensitivity import Sensitivity
 from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.qwen_vl import attention
 from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
 from allocembed.budget import SCALE_RANGE, Allocation, Budget, Grid, base_cost, chunk_frames, grids_at, project
 from allocembed.geometry import Geometry
-from allocembed.policy.preview import BackbonePreview
-from allocembed.resize import chunk_seconds, send, to_patches
+from allocembed.policy.preview import BackbonePreview, preview_grid
+from allocembed.resize import as_chunks, chunk_seconds, send, to_patches
 from allocembed.video import Clip
 
 PARTS = ("backbone", "allocators", "sensitivity", "closeness", "preprocessing", "growth")
@@ -239,7 +239,7 @@ class Bench:
         return forward(self.fast, self.prepare(allocation)).cpu()
 
     def sensitivity_parts(self) -> None:
-        """Looks of several sizes: as one graph, eagerly, and with whole rows instead of shared beginnings."""
+        """Looks of several sizes: as one graph, eagerly, and with whole rows."""
         count = len(self.frames)
         frames = cast(np.ndarray, self.on_device)
         clip = Clip(frames, np.arange(count) * 2.5, np.arange(count), count, 2.5 * count, "bench")
@@ -247,25 +247,35 @@ class Bench:
         allocated = self.mixed[0]
         self.time("allocated, beside the looks", lambda _: forward(self.fast, allocated), samples=20)
         for look in LOOKS:
-            allocator, name = Sensitivity(self.eager, [look]), f"sensitivity {look[0]} and {look[1]} tokens"
+            allocator, name = Sensitivity(self.fast, [look]), f"sensitivity {look[0]} and {look[1]} tokens"
             self.time(f"{name}: frames on the device to scales", lambda _, a=allocator: a.plan(clip, request))
             found, replay = allocator.look(clip, request), allocator._replay
             self.out.setdefault("graph", {})[name] = replay.works
             replay.works = False
             self.time(f"{name}: eager", lambda _, a=allocator: a.plan(clip, request), samples=10)
             eager = allocator.look(clip, request)
-            with other_setting("prepare_branches", Backbone.prepare_branches, QwenVLBackbone):
+            with other_setting("prepare_variants", Backbone.prepare_variants, QwenVLBackbone):
                 whole = allocator.look(clip, request)
                 self.time(f"{name}: eager, whole rows", lambda _, a=allocator: a.plan(clip, request), samples=10)
-            gaps = [float(np.abs(found.moves - each.moves).max()) for each in (eager, whole)]
             self.out.setdefault("looks", {})[name] = {
                 "tokens": found.tokens,
                 "tokens of whole rows": whole.tokens,
-                "difference to eager": gaps[0],
-                "difference to whole rows": gaps[1],
+                "difference to eager": float(np.abs(found.moves - eager.moves).max()),
+                "correlation with whole rows": float(np.corrcoef(found.moves[0], whole.moves[0])[0, 1]),
                 "mean move": float(found.moves.mean()),
             }
             print(name, self.out["looks"][name], flush=True)
+            self.look_parts(name, allocator, look)
+
+    def look_parts(self, name: str, allocator: Sensitivity, look: tuple[int, int]) -> None:
+        """What the host does before a look, and the resizing."""
+        grids = [preview_grid(self.geometry.native(*self.size), tokens) for tokens in look]
+        chunks = as_chunks(self.on_device, self.geometry.frames_per_chunk)
+        prompt = Prompt(seconds=np.arange(len(chunks)) * 5.0)
+        (ids,) = self.eager.tokenise([prompt])
+        self.time(f"{name}: tokenising", lambda _: self.eager.tokenise([prompt]))
+        self.time(f"{name}: rows", lambda _: self.eager.prepare_variants(ids, grids[0], grids[1], len(chunks)))
+        self.time(f"{name}: resizing", lambda _: [allocator.shrink(chunks, grid) for grid in grids])
 
     def growth_parts(self, allocator: Learned) -> None:
         for count in (4, 6) if self.options.tiny else (24, 48, 60, 120):

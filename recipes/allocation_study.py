@@ -5,8 +5,10 @@ search finds.
 
 For every form it prints text→video Hit@1, averaged over the four retrieval subsets, and the mean distance 1 − cos to
 the full-resolution vector. A form is a product of looks with exponents, such as 6-12^0.1*12-2^0.12: "6-12" embeds the
-video with all chunks at 6 tokens, and again with one chunk after the other at 12; "n" is the native size. "L" are the
-scales of a learned allocator (--allocator). `search` is the cross-entropy method towards the full vector.
+video with all chunks at 6 tokens, and again with one chunk after the other at 12; "n" is the native size. "@0.02" after
+it raises all moves to at least this share of their mean. With --whole every row of a look is computed in full, not only
+what the change reaches directly. "L" are the scales of a learned allocator (--allocator). `search` is the cross-entropy
+method towards the full vector.
 """
 
 import argparse
@@ -15,20 +17,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 
 from allocembed import world
+from allocembed.allocators.base import AllocationRequest
 from allocembed.allocators.learned import Learned
+from allocembed.allocators.sensitivity import Sensitivity
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
+from allocembed.backbones.variants import variant_grids
 from allocembed.benchmarks import nano
 from allocembed.budget import Budget, Grid, project
 from allocembed.policy.preview import preview_grid
 from allocembed.rdpo.data.base import VideoBatch
 from allocembed.rdpo.rollouts import RolloutEncoder
-from allocembed.video import candidate_indices
+from allocembed.video import Clip, candidate_indices
 
 RANGE = (0.2, 1.8)
 FORMS = (
@@ -56,8 +62,11 @@ class Videos:
 class Study:
     """One backbone, and the vectors and looks of a set of videos."""
 
-    def __init__(self, backbone: Backbone, budget: str, candidates: int, allocator: str | None) -> None:
+    def __init__(
+        self, backbone: Backbone, budget: str, candidates: int, allocator: str | None, *, whole: bool = False
+    ) -> None:
         self.backbone, self.budget, self.candidates = backbone.with_patch_product(), Budget.parse(budget), candidates
+        self.whole, self.looks = whole, {}
         self.encoder = RolloutEncoder(self.backbone, 262_144)
         self.learned = Learned.from_pretrained(allocator, backbone) if allocator else None
 
@@ -83,12 +92,22 @@ class Study:
         if look == "L":
             return self.learned_scales(videos)
         usual, changed = (self.size(videos.native, name) for name in look.split("-"))
+        if not self.whole:
+            return self.direct_moves(videos, (usual.tokens, changed.tokens))
         chunks = self.candidates // 2
-        grids = np.tile([usual.rows, usual.cols], (len(videos.batch), chunks + 1, chunks, 1))
-        for chunk in range(chunks):
-            grids[:, chunk + 1, chunk] = changed.rows, changed.cols
-        vectors = self.embed(videos.batch, grids)
+        vectors = self.embed(videos.batch, np.tile(variant_grids(usual, changed, chunks), (len(videos.batch), 1, 1, 1)))
         return (1 - (vectors[:, 1:] * vectors[:, :1]).sum(-1)).clamp(min=1e-6).double().cpu().numpy()
+
+    def direct_moves(self, videos: Videos, look: tuple[int, int]) -> np.ndarray:
+        """As the allocator finds them, one video after the other."""
+        allocator = self.looks.setdefault(look, Sensitivity(self.backbone, [look]))
+        request, found = AllocationRequest(self.backbone.geometry, self.budget), []
+        frames = videos.batch.frames.permute(0, 1, 3, 4, 2)
+        for own, times, total in zip(frames, videos.batch.times, videos.batch.totals, strict=True):
+            pixels = cast(np.ndarray, own.contiguous() if own.is_cuda else own.contiguous().numpy())
+            clip = Clip(pixels, times, np.arange(len(times)), int(total), float(times[-1]), "study")
+            found.append(allocator.look(clip, request).moves[0])
+        return np.maximum(found, 1e-6)
 
     def size(self, native: Grid, name: str) -> Grid:
         return native if name == "n" else preview_grid(native, int(name))
@@ -130,9 +149,10 @@ class Study:
 def combine(moves: dict[str, np.ndarray], form: str) -> np.ndarray:
     """Scales (b, C) of a form."""
     total = 0.0
+    form, _, least = form.partition("@")
     for part in form.split("*"):
         look, exponent = part.split("^")
-        found = moves[look]
+        found = np.maximum(moves[look], float(least or 0) * moves[look].mean(1, keepdims=True))
         total = total + float(exponent) * np.log(found / found.mean(1, keepdims=True))
     return np.clip(np.exp(total), 0.02, 50)
 
@@ -150,7 +170,7 @@ def hit1(videos: nano.VideoSet, vectors: np.ndarray, backbone: Backbone, encoder
 
 def study(options: argparse.Namespace, backbone: Backbone, seed: int) -> dict[str, dict[str, float]]:
     """Hit@1 and distance to the full vector of every form, on fresh videos of one seed."""
-    bench = Study(backbone, options.budget, options.candidates, options.allocator)
+    bench = Study(backbone, options.budget, options.candidates, options.allocator, whole=options.whole)
     forms = [*options.forms, *(["L^1"] if options.allocator else [])]
     names = ["uniform", *forms, *(["search"] if options.search else []), "full"]
     hits, distances = [], []
@@ -169,7 +189,7 @@ def study(options: argparse.Namespace, backbone: Backbone, seed: int) -> dict[st
 
 def measure(bench: Study, videos: Videos, forms: Sequence[str], options: argparse.Namespace, seed: int) -> np.ndarray:
     """Vectors (b, F, dim) of uniform, the forms, the search and full."""
-    looks = dict.fromkeys(part.split("^")[0] for form in forms for part in form.split("*"))
+    looks = dict.fromkeys(part.split("^")[0] for form in forms for part in form.partition("@")[0].split("*"))
     moves = {look: bench.moves(videos, look) for look in looks}
     scales = [np.ones((len(videos.batch), options.candidates // 2)), *(combine(moves, form) for form in forms)]
     if options.search:
@@ -189,6 +209,7 @@ def main() -> None:
     parser.add_argument("--budget", default="8f")
     parser.add_argument("--candidates", type=int, default=24)
     parser.add_argument("--forms", nargs="*", default=FORMS)
+    parser.add_argument("--whole", action="store_true", help="compute every row of a look in full")
     parser.add_argument("--search", type=int, default=0, help="rounds of the search; 0 for none")
     parser.add_argument("--population", type=int, default=24)
     parser.add_argument("--dtype", default="auto")

@@ -20,10 +20,11 @@ import torch.nn.functional as F
 from limits import Blindfolded, Oracle
 
 from allocembed import world
-from allocembed.allocators.learned import Learned, as_chunks
+from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import load_allocator
 from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import nano
+from allocembed.resize import as_chunks
 
 
 def main() -> None:

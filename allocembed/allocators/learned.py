@@ -14,7 +14,7 @@ from allocembed.errors import BackboneError, PolicyError
 from allocembed.policy.preview import Previewer, asks, load_previewer
 from allocembed.policy.replay import Replay
 from allocembed.policy.scale_policy import ScalePolicy
-from allocembed.resize import send
+from allocembed.resize import as_chunks, send
 from allocembed.video.clip import Clip
 
 WORDS = 32  # for CUDA graphs, texts are padded to a multiple of this many tokens, so that few graphs serve all
@@ -154,16 +154,3 @@ class Learned(Allocator):
         with torch.autocast(visual.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
             alpha, beta = self.policy(visual[None], words[None], None, None if mask is None else mask[None])
         return (alpha / (alpha + beta))[0]
-
-
-def as_chunks(frames: np.ndarray | torch.Tensor, frames_per_chunk: int = 2) -> torch.Tensor:
-    """Frames (T, H, W, 3) as chunks (C, frames_per_chunk, 3, H, W), on their device; the last frame fills the last.
-
-    >>> as_chunks(np.zeros((5, 4, 6, 3), np.uint8)).shape
-    torch.Size([3, 2, 3, 4, 6])
-    """
-    if isinstance(frames, np.ndarray):
-        frames = torch.from_numpy(np.ascontiguousarray(frames))
-    if missing := -len(frames) % frames_per_chunk:
-        frames = torch.cat([frames, *[frames[-1:]] * missing])
-    return frames.permute(0, 3, 1, 2).unflatten(0, (-1, frames_per_chunk))

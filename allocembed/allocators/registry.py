@@ -27,7 +27,20 @@ ALL_METHODS = (*METHODS, SENSITIVITY, LEARNED)
 
 def is_method(name: str) -> bool:
     """Whether this is the name of a method, not of a folder or hub repository."""
-    return name in (*ALL_METHODS, AUTO) or parse_looks(name) is not None
+    return split_looks(name)[0] in (*ALL_METHODS, AUTO) or parse_looks(name) is not None
+
+
+def split_looks(name: str) -> tuple[str, str]:
+    """A learned allocator, and the sensitivity by which it is multiplied, if any.
+
+    >>> split_looks("learned+sensitivity:12-24@2"), split_looks("my-allocator"), split_looks("sensitivity:6-12+12-24")
+    (('learned', 'sensitivity:12-24@2'), ('my-allocator', ''), ('sensitivity:6-12+12-24', ''))
+    """
+    head, _, tail = name.partition(f"+{SENSITIVITY}")
+    looks = SENSITIVITY + tail
+    if head == name or not head or (looks != SENSITIVITY and parse_looks(looks) is None):
+        return name, ""
+    return head, looks
 
 
 def parse_looks(name: str) -> tuple[list[tuple[int, int]], float | None] | None:
@@ -46,7 +59,8 @@ def parse_looks(name: str) -> tuple[list[tuple[int, int]], float | None] | None:
 
 def check_allocator(name: str) -> None:
     """Raise ConfigError for a name that cannot be an allocator's, before any weights are read."""
-    if is_method(name) or "/" in name.strip("/") or (name and Path(name).is_dir()):
+    learned = split_looks(name)[0]
+    if is_method(name) or "/" in learned.strip("/") or (learned and Path(learned).is_dir()):
         return
     hint = did_you_mean(name, (*ALL_METHODS, AUTO))
     raise ConfigError(
@@ -66,7 +80,7 @@ def make_method(name: str) -> Allocator:
 
 
 def load_allocator(name: str = AUTO, backbone: Backbone | None = None) -> Allocator:
-    """Load an allocator by method name, or a learned one by folder or hub id.
+    """Load an allocator by method name, or a learned one by folder or hub id; `+sensitivity` multiplies it.
 
     `learned` is the allocator bundled for the backbone; `auto` is that one if it exists, else `uniform`.
 
@@ -74,6 +88,9 @@ def load_allocator(name: str = AUTO, backbone: Backbone | None = None) -> Alloca
     'uniform'
     """
     check_allocator(name)
+    learned, looks = split_looks(name)
+    if looks:
+        return _both(learned, looks, backbone)
     bundled = None if backbone is None else backbone.allocator
     if name == AUTO:
         name = LEARNED if bundled and Path(bundled).is_dir() else "uniform"
@@ -90,6 +107,20 @@ def load_allocator(name: str = AUTO, backbone: Backbone | None = None) -> Alloca
     from allocembed.allocators.learned import Learned
 
     return Learned.from_pretrained(_bundled(bundled, backbone) if name == LEARNED else name, backbone)
+
+
+def _both(learned: str, looks: str, backbone: Backbone | None) -> Allocator:
+    from allocembed.allocators.both import Both
+    from allocembed.allocators.learned import Learned
+    from allocembed.allocators.sensitivity import Sensitivity
+
+    first, second = load_allocator(learned, backbone), load_allocator(looks, backbone)
+    if not isinstance(first, Learned) or not isinstance(second, Sensitivity):
+        raise PolicyError(
+            f"cannot multiply {learned} by sensitivity: write learned+sensitivity, or the folder of an allocator made "
+            "by allocembed train with +sensitivity after it"
+        )
+    return Both(first, second)
 
 
 def _bundled(folder: str | None, backbone: Backbone | None) -> str:

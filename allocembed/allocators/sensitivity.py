@@ -18,16 +18,19 @@ import torch
 
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.backbones.base import Backbone, Prompt
-from allocembed.budget import Allocation, Grid, chunk_frames
+from allocembed.backbones.variants import Variants
+from allocembed.budget import Grid, chunk_frames
 from allocembed.policy.preview import preview_grid
 from allocembed.policy.replay import Replay, numbers_of, tensors_of, with_tensors
-from allocembed.resize import normalise, prompt_seconds, to_patches
+from allocembed.resize import as_chunks, normalise, prompt_seconds, resize
 from allocembed.video.clip import Clip
 
-LOOKS = ((6, 12), (12, 24))
+LOOKS = ((12, 24), (24, 6))
 """Tokens of all chunks, and of the one that is changed, for each look."""
 EXPONENT = 1.5
 """The a of the model."""
+LEAST_SHARE = 0.03
+"""Smaller moves count as this share of a look's mean: what a small look cannot see may still be there."""
 LEAST_MOVE = 1e-6  # below it, moves are rounding
 
 
@@ -43,21 +46,20 @@ class Looks:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What is fixed in one pass of a look: its two sizes, its chunks, and whether shared tokens are left out."""
+    """What is fixed in one pass of a look."""
 
     look: tuple[Grid, Grid]
     chunks: int
-    shares: bool
     numbers: tuple[Any, ...]
-    template: Any = field(compare=False, repr=False)
+    template: Variants = field(compare=False, repr=False)
     """Prepared rows of such a pass, whose tensors are replaced."""
 
 
 class Sensitivity(Allocator):
     """Keeps all candidates, and sizes each chunk by what its pixels change in the backbone's own vector.
 
-    All rows of a look are one packed pass. A row differs from the first one in one chunk only, so what stands before
-    that chunk is computed once. On CUDA the pass is one graph per shape.
+    All rows of a look are one packed pass, in which a backbone may share what they have in common. On CUDA the pass is
+    one graph per shape.
     """
 
     name = "sensitivity"
@@ -103,32 +105,29 @@ class Sensitivity(Allocator):
         frames = chunk_frames(np.arange(len(clip)), geometry.frames_per_chunk)
         native = geometry.native(clip.height, clip.width, frames=len(clip), listed=clip.listed)
         seconds = prompt_seconds(clip, frames, backbone.inputs.list_rate)
-        (tokenised,) = backbone.tokenise([Prompt(request.question, seconds=seconds)])
+        (ids,) = backbone.tokenise([Prompt(request.question, seconds=seconds)])
+        chunks = as_chunks(clip.frames, geometry.frames_per_chunk)
         moves, tokens = [], 0
         for usual, changed in self.looks:
             look = preview_grid(native, usual), preview_grid(native, changed)
-            grids = layouts(look, len(frames))
-            rows = backbone.rows([tokenised] * len(grids), list(grids))
-            # Each row is the first one up to the chunk that is changed.
-            starts = np.flatnonzero(rows[0].visual)[look[0].tokens * np.arange(len(frames))]
-            prepared, left_out = backbone.prepare_branches(rows, [0, *starts.tolist()])
-            kind = _Pass(look, len(frames), any(left_out), numbers_of(prepared), prepared)
-            moves.append(self._replay(kind, self._shrink(clip, look, frames), *tensors_of(prepared)).double().numpy())
-            tokens += sum(map(len, rows)) - sum(left_out)
+            variants = backbone.prepare_variants(ids, *look, len(chunks))
+            kind = _Pass(look, len(chunks), numbers_of(variants.prepared), variants)
+            pixels = torch.cat([self.shrink(chunks, grid) for grid in look])
+            moves.append(self._replay(kind, pixels, *tensors_of(variants.prepared)).double().numpy())
+            tokens += variants.tokens
         return Looks(np.stack(moves), tokens)
 
-    def _shrink(self, clip: Clip, look: tuple[Grid, Grid], frames: tuple[tuple[int, ...], ...]) -> torch.Tensor:
-        """Pixels of all chunks at the first size, then at the second, on the backbone's device."""
-        grids, geometry = tuple(grid for grid in look for _ in frames), self.backbone.geometry
-        small = Allocation(frames * 2, (1.0,) * len(grids), grids, look[0], budget=0, base_cost=1)
-        canvas = geometry.canvas(clip.height, clip.width, listed=clip.listed)
-        return to_patches(clip.frames, small, geometry, canvas=canvas).pixels.to(self.backbone.device)
+    def shrink(self, chunks: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Patches of chunks (C, frames, 3, H, W) at one size, on the backbone's device."""
+        geometry = self.backbone.geometry
+        small = resize(chunks.flatten(0, 1), (grid.rows * geometry.factor, grid.cols * geometry.factor))
+        return geometry.patchify(small).to(self.backbone.device)
 
     def _prepare(self, kind: _Pass, *_: torch.Tensor) -> tuple[Any, torch.Tensor, _Pass]:
         """What the tower needs, and which of its tokens the rows read."""
         usual, changed = ([grid.rows, grid.cols] for grid in kind.look)
         tower = self.backbone.prepare_tower(np.array([usual] * kind.chunks + [changed] * kind.chunks))
-        index = torch.from_numpy(tokens_read(kind.look, kind.chunks, shares=kind.shares))
+        index = torch.from_numpy(kind.template.seen)
         return tower, index.to(self.backbone.device), kind
 
     def _moves(
@@ -138,34 +137,9 @@ class Sensitivity(Allocator):
         tower, index, kind = prepared
         normalised = normalise(pixels, self.backbone.geometry, self.backbone.dtype)
         features = self.backbone.run_tower(normalised, tower).select(index)
-        vectors = self.backbone.vectors(self.backbone.pool(with_tensors(kind.template, iter(rows)), features))
+        pooled = self.backbone.pool(with_tensors(kind.template.prepared, iter(rows)), features)
+        vectors = self.backbone.vectors(pooled)
         return 1 - (vectors[1 : 1 + kind.chunks] * vectors[:1]).sum(-1)
-
-
-def layouts(look: tuple[Grid, Grid], chunks: int) -> np.ndarray:
-    """Grids (C + 1, C, 2) of the chunks of each row: all of the first size, then one after the other of the second."""
-    usual, changed = ([grid.rows, grid.cols] for grid in look)
-    grids = np.tile(usual, (chunks + 1, chunks, 1))
-    grids[np.arange(chunks) + 1, np.arange(chunks)] = changed
-    return grids
-
-
-def tokens_read(look: tuple[Grid, Grid], chunks: int, *, shares: bool) -> np.ndarray:
-    """The tower's tokens that the rows of a look read, in order. With `shares`, what is before the change is left out.
-
-    >>> tokens_read((Grid(1, 1), Grid(1, 2)), 2, shares=False).tolist()
-    [0, 1, 2, 3, 1, 0, 4, 5]
-    >>> tokens_read((Grid(1, 1), Grid(1, 2)), 2, shares=True).tolist()
-    [0, 1, 2, 3, 1, 4, 5]
-    """
-    few, many = look[0].tokens, look[1].tokens
-    small = np.arange(chunks * few).reshape(chunks, few)
-    large = chunks * few + np.arange(chunks * many).reshape(chunks, many)
-    rows = [small.ravel()]
-    for chunk in range(chunks):
-        first = chunk if shares else 0
-        rows.append(np.concatenate([small[first:chunk].ravel(), large[chunk], small[chunk + 1 :].ravel()]))
-    return np.concatenate(rows)
 
 
 def scales_from(moves: np.ndarray, exponent: float = EXPONENT) -> np.ndarray:
@@ -175,5 +149,5 @@ def scales_from(moves: np.ndarray, exponent: float = EXPONENT) -> np.ndarray:
     [0.795, 1.125]
     """
     moves = np.maximum(moves, LEAST_MOVE)
-    error = np.log(moves / moves.mean(1, keepdims=True)).mean(0)
+    error = np.log(np.maximum(moves / moves.mean(1, keepdims=True), LEAST_SHARE)).mean(0)
     return np.exp(error / (2 + 2 * exponent))

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from allocembed.backbones.variants import Variants, whole_variants
+from allocembed.budget import Grid
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError
 from allocembed.inputs import Inputs
@@ -32,12 +34,13 @@ class Prompt:
     """What a row says besides its pixels.
 
     `seconds` (C,) are the mean times of the chunks of a video, None for a text. `instruction` is None for the model's
-    own default.
+    own default. `picture` says that the one chunk is a picture, for which a model may have another layout.
     """
 
     text: str | None = None
     instruction: str | None = None
     seconds: np.ndarray | None = None
+    picture: bool = False
 
     def __post_init__(self) -> None:
         if self.text is None and self.seconds is None:
@@ -191,13 +194,9 @@ class Backbone(ABC):
     def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> Any:
         """Rows on the device, padded or packed, with their masks: everything `pool` needs besides visual tokens."""
 
-    def prepare_branches(self, rows: Sequence[TokenRow], shared: Sequence[int]) -> tuple[Any, list[int]]:
-        """Rows that begin like the first one, packed, and how many leading tokens of each are left out.
-
-        The first `shared` tokens of a row, visual ones included, are those of the first row. A family may compute them
-        once. `pool` then takes the visual tokens of what is left of each row, and may give further states at the end.
-        """
-        return self.prepare_rows(rows, "pack" if self.packs else "pad"), [0] * len(rows)
+    def prepare_variants(self, ids: np.ndarray, usual: Grid, changed: Grid, chunks: int) -> Variants:
+        """Rows of one tokenised prompt that differ in the size of a single chunk. A family may share their work."""
+        return whole_variants(self, ids, usual, changed, chunks)
 
     @abstractmethod
     def pool(self, prepared: Any, features: TowerOutput | None = None) -> torch.Tensor:

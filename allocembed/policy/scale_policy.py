@@ -28,7 +28,7 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 MODEL_TYPE = "allocembed_policy"
 SIZES = {
     "paper": FrameModuleConfig(),  # 50 M parameters on the features of SmolVLM2; the paper has 48 M
-    "nano": FrameModuleConfig(visual_width=256, text_width=256, width=192, heads=6),  # under 4 MB in bfloat16
+    "nano": FrameModuleConfig(visual_width=256, text_width=256, width=256, heads=8),  # under 7 MB in bfloat16
 }
 
 

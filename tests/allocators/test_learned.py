@@ -14,7 +14,7 @@ from PIL import Image
 
 from allocembed import AllocEmbed, EmbedConfig, world
 from allocembed.allocators.base import AllocationRequest
-from allocembed.allocators.learned import Learned, as_chunks
+from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import load_allocator
 from allocembed.backbones import registry
 from allocembed.backbones.loading import load_backbone
@@ -23,6 +23,7 @@ from allocembed.errors import ConfigError, PolicyError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
+from allocembed.resize import as_chunks
 from allocembed.video import sample
 from tests.clips import picture, write_video
 from tests.command import run

@@ -92,7 +92,7 @@ def test_sizes_are_the_promised_ones(tmp_path):
     )
     assert abs(count - 48e6) < 0.1 * 48e6
     ScalePolicy(PolicyConfig(SIZES["nano"], "backbone", "nano-qwen3")).save_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert 3e6 < (tmp_path / "model.safetensors").stat().st_size < 4e6
+    assert 6e6 < (tmp_path / "model.safetensors").stat().st_size < 7e6
 
 
 def break_config(folder: Path) -> None:

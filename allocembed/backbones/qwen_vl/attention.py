@@ -46,13 +46,15 @@ def row_attention(
     """Queries, keys, values (B, heads, S, d), whose B · S positions are cut into rows at `cu_seq_lens_q`, to
     (B, S, heads, d). Causal if the module is. Keys and values may have fewer heads."""
     flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
-    if branch_keys is not None:
-        attended = attend_branches(flat[0], flat[1], flat[2], branch_keys, cu_seq_lens_q, max_length_q, scaling)
-        return attended.unflatten(0, (len(query), -1)), None
     # Compiled for inference, attention is one opaque node of the graph; training needs derivatives.
     inference = torch.compiler.is_compiling() and not torch.is_grad_enabled()
-    attend: Any = _attend_as_node if inference else _attend_eagerly
-    attended = attend(*flat, cu_seq_lens_q, max_length_q, module.is_causal, scaling)
+    if branch_keys is not None:
+        branch: Any = _branches_as_node if inference else _branches_eagerly
+        keys = (branch_keys.index, branch_keys.bounds, branch_keys.longest)
+        attended = branch(*flat, *keys, cu_seq_lens_q, max_length_q, scaling)
+    else:
+        attend: Any = _attend_as_node if inference else _attend_eagerly
+        attended = attend(*flat, cu_seq_lens_q, max_length_q, module.is_causal, scaling)
     return attended.unflatten(0, (len(query), -1)), None
 
 
@@ -99,20 +101,22 @@ def attend_branches(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    keys: BranchKeys,
+    index: torch.Tensor,
+    key_bounds: torch.Tensor,
+    key_longest: int,
     bounds: torch.Tensor,
     longest: int,
     scale: float | None,
 ) -> torch.Tensor:
-    """Causal attention of positions (N, heads, d), cut into rows at `bounds`, to the keys that each row sees."""
-    key, value = key[keys.index], value[keys.index]
+    """Causal attention of positions (N, heads, d), cut into rows at `bounds`, to the `BranchKeys` of each row."""
+    key, value = key[index], value[index]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         grouped = GROUPED if query.shape[1] != key.shape[1] else {}
         attend: Callable[..., Any] = varlen_attn
-        limits = (bounds, keys.bounds, longest, keys.longest)
+        limits = (bounds, key_bounds, longest, key_longest)
         return attend(query, key, value, *limits, scale=scale, window_size=(-1, 0), **grouped)
     output = torch.empty_like(query)
-    ends, key_ends = (list(pairwise(each.tolist())) for each in (bounds, keys.bounds))
+    ends, key_ends = (list(pairwise(each.tolist())) for each in (bounds, key_bounds))
     for (start, end), (first, last) in zip(ends, key_ends, strict=True):
         mask = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device)
         mask = mask.tril(last - first - (end - start))
@@ -164,12 +168,14 @@ def attend_by_length(
     return output.contiguous()
 
 
-_attend_eagerly = torch.compiler.disable(attend_rows)
+_attend_eagerly, _branches_eagerly = map(torch.compiler.disable, (attend_rows, attend_branches))
 _attend_as_node = torch.library.custom_op("allocembed::attend_rows", attend_rows, mutates_args=())
+_branches_as_node = torch.library.custom_op("allocembed::attend_branches", attend_branches, mutates_args=())
 
 
 @_attend_as_node.register_fake
-def _(query, key, value, bounds, longest, causal, scale):
+@_branches_as_node.register_fake
+def _(query, *_):
     return query.new_empty(query.shape)
 
 

@@ -8,22 +8,24 @@ it never sees the padding.
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput
-from allocembed.backbones.qwen_vl.attention import NAME, BranchKeys, use_row_attention
+from allocembed.backbones.qwen_vl.attention import NAME, use_row_attention
 from allocembed.backbones.qwen_vl.language import LanguageInputs, prepare_language, run_language, run_layer
+from allocembed.backbones.qwen_vl.layouts import VIDEO_PAD
 from allocembed.backbones.qwen_vl.positions import RULES
 from allocembed.backbones.qwen_vl.tower import TowerInputs, prepare_tower, run_block, run_tower
+from allocembed.backbones.qwen_vl.variants import direct_variants
+from allocembed.backbones.variants import Variants
+from allocembed.budget import Grid
 from allocembed.errors import BackboneError
 from allocembed.resize import send
 
-VIDEO_PAD = "<|video_pad|>"
-ROUND_TO = 256  # tokens of branches and their keys, in all
 logger = logging.getLogger("allocembed")
 
 
@@ -50,7 +52,7 @@ class QwenVLBackbone(Backbone):
         self.tokenizer([""])
         use_row_attention(self.tower)
         sliding = "sliding_attention" in (getattr(self.model.config.text_config, "layer_types", None) or ())
-        if self.device.type == "cuda" and self.dtype in (torch.bfloat16, torch.float16) and not sliding:
+        if not sliding:
             use_row_attention(self.language_model)
         self._set_functions()
 
@@ -147,29 +149,13 @@ class QwenVLBackbone(Backbone):
         language = prepare_language(ids, positions, self.video_token, self.device, lengths)
         return RowInputs(language, send(last, self.device))
 
-    def prepare_branches(self, rows: Sequence[TokenRow], shared: Sequence[int]) -> tuple[RowInputs, list[int]]:
+    def prepare_variants(self, ids: np.ndarray, usual: Grid, changed: Grid, chunks: int) -> Variants:
         if self.language_model.config._attn_implementation != NAME:  # pyright: ignore[reportPrivateUsage]
-            return super().prepare_branches(rows, shared)
-        left_out = [0, *shared[1:]]
-        short = [
-            TokenRow(row.ids[start:], row.positions[:, start:], row.visual[start:])
-            for row, start in zip(rows, left_out, strict=True)
-        ]
-        # A last row of no meaning makes the totals round, so that few CUDA graphs serve all videos.
-        tokens, seen = sum(map(len, short)), sum(map(len, rows))
-        filler = 1 + -(tokens + 1) % ROUND_TO
-        short.append(TokenRow(np.zeros(filler, np.int64), np.zeros((3, filler), np.int64), np.zeros(filler, bool)))
-        ends = np.cumsum([len(row) for row in short])
-        own = [np.arange(end - len(row), end) for row, end in zip(short, ends, strict=True)]
-        more = -(seen + filler) % ROUND_TO
-        sees = [np.concatenate([np.arange(start), each]) for start, each in zip(left_out, own, strict=False)]
-        sees.append(np.concatenate([np.zeros(more, np.int64), own[-1]]))
-        prepared = self.prepare_rows(short, "pack")
-        bounds = torch.tensor([0, *np.cumsum([len(each) for each in sees])], dtype=torch.int32)
-        index, bounds = (send(each, self.device) for each in (torch.from_numpy(np.concatenate(sees)), bounds))
-        longest = [-(-max(map(len, each)) // ROUND_TO) * ROUND_TO for each in (short, sees)]
-        language = replace(prepared.language, longest=longest[0], keys=BranchKeys(index, bounds, longest[1]))
-        return replace(prepared, language=language), left_out
+            return super().prepare_variants(ids, usual, changed, chunks)
+        grids = [np.tile([grid.rows, grid.cols], (chunks, 1)) for grid in (usual, changed)]
+        first, other = self.rows([ids, ids], grids)
+        language, last, read, tokens = direct_variants(first, other, chunks, self.video_token, self.device)
+        return Variants(RowInputs(language, last), read, tokens)
 
     def pool(self, prepared: RowInputs, features: TowerOutput | None = None) -> torch.Tensor:
         return run_language(self.language_model, prepared.language, features, layer=self.layer, at=prepared.last)

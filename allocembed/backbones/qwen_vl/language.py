@@ -99,10 +99,7 @@ def run_language(
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * len(model.layers)
     rotary = model.rotary_emb(hidden, inputs.positions)
     for number, each in enumerate(model.layers):
-        if inputs.keys is None:
-            hidden = layer(each, hidden, masks[kinds[number]], inputs.bounds, inputs.longest, rotary)
-        else:  # few and short: not worth compiling
-            hidden = run_layer(each, hidden, None, inputs.bounds, inputs.longest, rotary, inputs.keys)
+        hidden = layer(each, hidden, masks[kinds[number]], inputs.bounds, inputs.longest, rotary, inputs.keys)
         if number < len(deepstack):
             there = hidden.flatten(0, 1)[inputs.video]
             hidden = _put(hidden, inputs.video, there + deepstack[number].to(hidden.dtype))

@@ -70,7 +70,8 @@ def test_a_wrong_position_rule_changes_the_vector(folder, backbone):
     assert (wrong - ordinary_vector(folder, backbone, item)).abs().max() > 1e-3
 
 
-def test_packing_without_the_separating_axis_would_leak(backbone, monkeypatch):
+def test_packing_by_the_librarys_mask_without_the_separating_axis_would_leak(backbone, monkeypatch):
+    monkeypatch.setattr(backbone.language_model.config, "_attn_implementation", "sdpa")  # as with sliding windows
     items = mixed(backbone)[:2]
     right = backbone.embed(items, batching="pack")
     honest = qwen_backbone.pack_rows

@@ -1,0 +1,38 @@
+"""A learned allocator times sensitivity: what kind of picture matters, and what this backbone does with this video.
+
+The two err differently, so their product is better than either. It costs what both cost.
+"""
+
+import numpy as np
+
+from allocembed.allocators.base import AllocationRequest, Allocator, Plan
+from allocembed.allocators.learned import Learned
+from allocembed.allocators.sensitivity import Sensitivity, scales_from
+from allocembed.policy.preview import asks
+from allocembed.video.clip import Clip
+
+POWERS = (0.7, 0.5)
+"""Of the learned scales and of sensitivity's. Both are noisy, so neither counts in full."""
+
+
+class Both(Allocator):
+    """Keeps all candidates; a chunk's scale is a product. A question is for the learned allocator alone to decide,
+    because sensitivity gains nothing there."""
+
+    name = "learned+sensitivity"
+    takes_tensors = True
+
+    def __init__(self, learned: Learned, sensitivity: Sensitivity) -> None:
+        self.learned, self.sensitivity = learned, sensitivity
+        self.scale_range = learned.scale_range
+
+    def identity(self) -> str:
+        return f"{self.learned.identity()} to {POWERS[0]} times {self.sensitivity.identity()} to {POWERS[1]}"
+
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
+        plan = self.learned.plan(clip, request)
+        if asks(request.question):
+            return plan
+        looks = self.sensitivity.look(clip, request)
+        scales = plan.scales ** POWERS[0] * scales_from(looks.moves, self.sensitivity.exponent) ** POWERS[1]
+        return Plan(np.arange(len(clip)), scales, grow=plan.grow, look_tokens=looks.tokens)
