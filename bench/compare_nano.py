@@ -115,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--backbone", default="nano-qwen3")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--budgets", nargs="+", default=compare.BUDGETS)
-    parser.add_argument("--allocator", help="folder of a learned allocator to compare as well")
+    parser.add_argument("--allocator", help="another allocator, such as the folder of a learned one")
     parser.add_argument("--candidates", type=int, default=24)
     parser.add_argument("--videos", type=int, default=250, help="of each set, at most 500")
     parser.add_argument("--seeds", type=int, nargs="+", default=[41])

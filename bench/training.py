@@ -1,13 +1,17 @@
-"""The time of an RDPO step and its parts, with and without sharing the tower's work and keeping frozen features.
+"""The time of an RDPO step and its parts, with and without each of the savings.
 
-    python bench/training.py                                    the nano preset, in its own world
-    python bench/training.py --model qwen2-vl-2b --minutes 4    exact shape, random weights, SmolVLM2 previews, K = 16
-    python bench/training.py --model qwen2-vl-2b --tiny         in miniature on a CPU, to try the script
+    python bench/training.py                               the nano preset, in its own world
+    python bench/training.py --model qwen3-vl-2b           the preset one-gpu, exact shape, random weights
+    python bench/training.py --model qwen3-vl-2b --tiny    in miniature on a CPU, to try the script
 
-`shared`: a chunk goes through the vision tower once per size among the K allocations of its video; otherwise once per
-allocation. `kept`: the preview model sees an example once, and the texts of the corpus are embedded once per run;
-otherwise it sees the example once per allocation, as in ResAdapt, and the drawn texts are embedded in every step. All
-four start from the same weights and sample the same actions in their first step.
+- shared: a chunk goes through the vision tower once per size among the K allocations of its video; otherwise once per
+  allocation.
+- kept: the preview model sees an example once, and the texts of the corpus are embedded once per run; otherwise it sees
+  the example once per allocation, as in ResAdapt, and the drawn texts are embedded in every step.
+- ladder: scales lie on few sizes, so that more is shared.
+- pixels: frames are capped at the preset's `training_pixels`, here 640 × 360; otherwise 1280 × 720.
+
+Every way starts from the same weights and samples the same actions in its first step.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import copy
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +29,29 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from shapes import SHAPES, make_backbone, make_smol
+from shapes import SHAPES, make_backbone
 
 from allocembed.backbones.loading import load_backbone, pick_device
 from allocembed.budget import Budget
 from allocembed.execution.distributed import Processes
 from allocembed.policy.preview import load_previewer
-from allocembed.rdpo.config import make_config
-from allocembed.rdpo.data.base import TRAINING, Example, Source, TrainingBatch, VideoBatch
+from allocembed.rdpo.config import TrainConfig, make_config
+from allocembed.rdpo.data.base import TRAINING, Source, TrainingBatch, VideoBatch, own_example
 from allocembed.rdpo.negatives import TextPool
 from allocembed.rdpo.rollouts import PolicyInputs
 from allocembed.rdpo.run import make_source, training_switches
 from allocembed.rdpo.trainer import Trainer
 
+ALL = {"shared": True, "kept": True, "ladder": True, "pixels": True}
 WAYS = {
-    "shared, kept": (True, True),
-    "not shared, kept": (False, True),
-    "shared, not kept": (True, False),
-    "neither": (False, False),
+    "all savings": ALL,
+    "not shared": ALL | {"shared": False},
+    "not kept": ALL | {"kept": False},
+    "no ladder": ALL | {"ladder": False},
+    "no cap on pixels": ALL | {"pixels": False},
+    "none": dict.fromkeys(ALL, False),
 }
+LARGE = (1280, 720)
 
 
 class SoftVideos(Source):
@@ -63,7 +72,7 @@ class SoftVideos(Source):
         large = torch.nn.functional.interpolate(small.to(device), size=(self.height, self.width), mode="bilinear")
         frames = (255 * large).to(torch.uint8).unflatten(0, (count, candidates))
         times = np.tile(np.arange(candidates, dtype=float), (count, 1))
-        examples = [Example(n, f"what video {n} shows", query=True) for n in range(count)]
+        examples = [own_example(n) for n in range(count)]
         videos = VideoBatch(np.arange(count), frames, times, np.full(count, 40 * candidates))
         return TrainingBatch(examples, [videos], budget)
 
@@ -89,26 +98,35 @@ def make_trainer(options: argparse.Namespace) -> Repeating:
         named = (config.preview, config.preview_source or config.backbone, config.preview_tokens)
         previewer = load_previewer(*named, backbone, backbone.device, backbone.dtype)
         return Repeating(config, Processes(backbone.device), backbone, previewer, make_source(config))
-    examples = options.examples or 4
-    config = make_config(
-        {"examples": examples, "mini_batch": examples, "rollouts": 16, "pool": 4096, "backbone": options.model} | common
-    )
+    examples = options.examples or 16
+    named = {"examples": examples, "mini_batch": examples, "pool": 4096, "backbone": options.model}
+    config = make_config(named | common, preset="one-gpu")
     device = torch.device("cpu") if options.tiny else pick_device("auto")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     backbone = make_backbone(options.model, device, dtype, tiny=options.tiny).with_patch_product()
-    width, height = (96, 64) if options.tiny else map(int, options.size.split("x"))
-    source = SoftVideos((width, height), config.pool)
-    return Repeating(config, Processes(device), backbone, make_smol(device, dtype, tiny=options.tiny), source)
+    previewer = load_previewer("backbone", "", config.preview_tokens, backbone)
+    return Repeating(config, Processes(device), backbone, previewer, SoftVideos(capped(options, config), config.pool))
 
 
-def measure(trainer: Repeating, shared: bool, kept: bool, steps: int, deadline: float) -> dict | None:
+def capped(options: argparse.Namespace, config: TrainConfig) -> tuple[int, int]:
+    """Width and height of the frames under the preset's cap on pixels."""
+    width, height = (96, 64) if options.tiny else LARGE
+    factor = min(1.0, (config.training_pixels / (width * height)) ** 0.5)
+    return round(width * factor), round(height * factor)
+
+
+def measure(trainer: Repeating, way: dict[str, bool], options: argparse.Namespace, deadline: float) -> dict | None:
     """Seconds of steps and of their parts, without one warm-up step; None if no time is left."""
-    bank = trainer.candidates.bank
-    trainer.encoder.share, trainer.candidates.bank = shared, bank if kept else None
-    trainer.looks = 1 if kept else trainer.config.rollouts
+    bank, config, source = trainer.candidates.bank, trainer.config, trainer.source
+    trainer.encoder.share, trainer.candidates.bank = way["shared"], bank if way["kept"] else None
+    trainer.looks = 1 if way["kept"] else config.rollouts
+    if not way["ladder"]:
+        trainer.config = replace(config, ladder=0)
+    if not way["pixels"] and isinstance(source, SoftVideos) and not options.tiny:
+        source.width, source.height = LARGE
     taken, parts = [], []
     try:
-        for number in range(steps + 1):
+        for number in range(options.steps + 1):
             if time.monotonic() > deadline:
                 break
             batch = trainer.source.finish(trainer.prepare(TRAINING, number), trainer.device)
@@ -122,7 +140,9 @@ def measure(trainer: Repeating, shared: bool, kept: bool, steps: int, deadline: 
             taken.append(time.perf_counter() - started)
             parts.append(dict(trainer.timer.seconds))
     finally:
-        trainer.candidates.bank = bank
+        trainer.candidates.bank, trainer.config = bank, config
+        if isinstance(source, SoftVideos):
+            source.width, source.height = capped(options, config)
     if len(taken) < 2:
         return None
     taken, parts = taken[1:], parts[1:]
@@ -150,8 +170,7 @@ def print_table(results: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano", choices=["nano", *(name for name in SHAPES if "qwen" in name)])
-    parser.add_argument("--examples", type=int, help="videos a step (default the preset's for nano, else 4)")
-    parser.add_argument("--size", default="1280x720", help="of the frames, for exact shapes")
+    parser.add_argument("--examples", type=int, help="videos a step (default the preset's for nano, else 16)")
     parser.add_argument("--steps", type=int, default=4, help="measured steps of each way (default 4)")
     parser.add_argument("--minutes", type=float, default=4.0, help="start no new step after this time")
     parser.add_argument("--tiny", action="store_true", help="tiny models and two examples, on a CPU")
@@ -163,11 +182,11 @@ def main() -> None:
     results = {"model": options.model, "device": torch.cuda.get_device_name() if on_gpu else "the CPU"}
     results |= {"examples": trainer.config.examples, "rollouts": trainer.config.rollouts, "ways": {}}
     weights = copy.deepcopy(trainer.policy.state_dict())
-    for name, (shared, kept) in WAYS.items():
+    for name, way in WAYS.items():
         trainer.policy.load_state_dict(weights)
         try:
             with training_switches():
-                measured = measure(trainer, shared, kept, options.steps, deadline)
+                measured = measure(trainer, way, options, deadline)
         except Exception as error:  # if one way fails, for example out of memory, the others still run
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
             continue

@@ -64,6 +64,9 @@ METHOD = ("policy_head", "budget_mode", "cost", "centre_efficiency", "preview_su
 PRINTED = {name: getattr(make_config({}, preset="paper"), name) for name in METHOD}
 """The options of the preset `paper` that are its method; its sizes do not suit the nano world."""
 
+SIZES = {"target": "text", "width": 192, "heads": 6, "rollouts": 16, "scale_range": [0.2, 1.8], "decay": 0.0}
+"""Smaller than the shipped allocator, so that all rows fit onto one card; and texts as targets, as in the paper."""
+
 
 class Requested(Learned):
     """The policy's scales as they are, whatever they cost."""
@@ -130,8 +133,13 @@ def run_row(backbone: Backbone, name: str, changes: dict[str, Any], options: arg
     found = folder / "row.json"
     if found.is_file():
         return json.loads(found.read_text())
-    given = {**(TINY if options.tiny else {"steps": options.steps}), "seed": options.seed, "minutes": options.minutes}
+    given: dict[str, Any] = {
+        **(TINY if options.tiny else {"steps": options.steps}),
+        "seed": options.seed,
+        "minutes": options.minutes,
+    }
     given |= {"budgets": ["8f/24"], "out": str(folder), "backbone": backbone.name}
+    given |= SIZES if not options.tiny else {"target": "text"}
     given |= PRINTED if options.as_printed else {}
     given |= read_settings(options.set)
     config = make_config(given | changes, preset="nano")

@@ -1,8 +1,8 @@
 """Train the allocator of the nano backbones by RDPO, with nano-qwen3 only, and check it on fresh videos.
 
-    python recipes/nano_allocator.py --out out/allocator --set seed=4      # the bundled one
+    python recipes/nano_allocator.py --out out/allocator --set seed=1      # the bundled one
 
-A few minutes on one GPU; `--tiny` runs a miniature on a CPU, with an untrained backbone. All settings are those of
+Eight minutes on one GPU; `--tiny` runs a miniature on a CPU, with an untrained backbone. All settings are those of
 the preset `nano` (`allocembed train --help`); `--set learning_rate=1e-3` changes one. The run folder is that of
 `allocembed train`, and `--resume` continues it. The result goes to OUT/nano-allocator: the best checkpoint in
 validation, in bfloat16, with a card. The check draws its own test videos, never the shipped ones of NanoRet.
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--backbone", default="nano-qwen3", help="nano-qwen3, or a folder that holds it")
-    parser.add_argument("--minutes", type=float, default=7.0, help="limit of the training")
+    parser.add_argument("--minutes", type=float, default=15.0, help="limit of the training")
     parser.add_argument("--limit", type=int, default=100, help="videos of each set in the closing check")
     parser.add_argument("--methods", default="base,uniform,content,full", help="methods to compare the allocator with")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="another setting")
@@ -95,9 +95,7 @@ def main() -> None:
     policy.save_pretrained(folder, dtype=torch.bfloat16)
     size = (folder / WEIGHTS).stat().st_size / 1e6
     parameters = sum(parameter.numel() for parameter in policy.parameters())
-    print(
-        f"{parameters:,} parameters, {size:.2f} MB, {progress.step} steps in {minutes:.1f} min → {folder}", flush=True
-    )
+    print(f"{parameters:,} parameters, {size:.2f} MB, {progress.step} steps in {minutes:.1f} min → {folder}", flush=True)
 
 
 def check(backbone: Backbone, policy: ScalePolicy, config: TrainConfig, methods: list[str], limit: int) -> list[Score]:
