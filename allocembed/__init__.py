@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from allocembed.backbones.loading import load_backbone
     from allocembed.budget import Allocation, Budget
     from allocembed.config import EmbedConfig
-    from allocembed.embedder import AllocEmbed, Failure, TextEmbedding, VideoEmbedding
+    from allocembed.embedder import AllocEmbed, Failure, ImageEmbedding, TextEmbedding, VideoEmbedding
     from allocembed.errors import AllocEmbedError, VideoError
     from allocembed.video import Clip, open_video
 
@@ -24,6 +24,7 @@ __all__ = [
     "Clip",
     "EmbedConfig",
     "Failure",
+    "ImageEmbedding",
     "TextEmbedding",
     "VideoEmbedding",
     "VideoError",
@@ -34,7 +35,7 @@ _HOMES = {
     "backbones.loading": ("load_backbone",),
     "budget": ("Allocation", "Budget"),
     "config": ("EmbedConfig",),
-    "embedder": ("AllocEmbed", "Failure", "TextEmbedding", "VideoEmbedding"),
+    "embedder": ("AllocEmbed", "Failure", "ImageEmbedding", "TextEmbedding", "VideoEmbedding"),
     "errors": ("AllocEmbedError", "VideoError"),
     "video": ("Clip", "open_video"),
 }

@@ -25,11 +25,13 @@ from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import VideoError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
+from allocembed.geometry import Geometry
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
-from allocembed.video import Clip, DecodeLimits, Seek, VideoSource
+from allocembed.video import Clip, DecodeLimits, PictureSource, Seek, VideoSource, read_picture
 from allocembed.video import Source as FileSource
 
 Source: TypeAlias = FileSource | Clip
+SMALLEST = 1e-3  # scale of a picture under a small budget; it has one token at least
 logger = logging.getLogger("allocembed")
 
 
@@ -45,6 +47,11 @@ class VideoEmbedding:
     def cost(self) -> int:
         """Visual tokens that the backbone read."""
         return self.allocation.cost
+
+
+@dataclass(frozen=True, eq=False)
+class ImageEmbedding(VideoEmbedding):
+    """A unit vector (dim,), fp32, of a picture, and the size at which it was read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,22 +207,33 @@ class AllocEmbed:
 
     def patch(self, clip: Clip, allocation: Allocation) -> Patches:
         """Resize the frames and cut them into patches."""
-        geometry = self.backbone.geometry
-        return to_patches(
-            clip.frames, allocation, geometry, canvas=geometry.canvas(clip.height, clip.width, listed=clip.listed)
-        )
+        return _patch(clip, allocation, self.backbone.geometry)
 
     def prepare(
         self, clip: Clip, question: str | None = None, instruction: str | None = None
     ) -> tuple[Allocation, Item]:
         """Plan, allocate and patch. If the backbone is on a GPU, the frames are sent there once, as they are."""
-        sent = clip
-        if self.backbone.packs:
-            frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
-            sent = replace(clip, frames=cast(np.ndarray, frames))
+        sent = self._send(clip)
         allocation = self.allocate(sent if self.allocator.takes_tensors else clip, question)
         seconds = prompt_seconds(clip, allocation.frames, self.backbone.inputs.list_rate)
         return allocation, Item(Prompt(question, instruction, seconds), self.patch(sent, allocation))
+
+    def prepare_picture(
+        self, clip: Clip, question: str | None = None, instruction: str | None = None
+    ) -> tuple[Allocation, Item]:
+        """Allocate and patch a picture, a clip of one frame: at its native size, or as large as the budget allows."""
+        geometry = self.backbone.inputs.picture_geometry
+        request = AllocationRequest(geometry, self.budget, (SMALLEST, 1.0))
+        allocation = Plan(np.arange(1), np.ones(1), grow=False).fit(clip, request)
+        prompt = Prompt(question, instruction, np.zeros(1), picture=True)
+        return allocation, Item(prompt, _patch(self._send(clip), allocation, geometry))
+
+    def _send(self, clip: Clip) -> Clip:
+        """The clip with its frames on the device, if items are prepared there."""
+        if not self.backbone.packs:
+            return clip
+        frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
+        return replace(clip, frames=cast(np.ndarray, frames))
 
     def embed(self, items: Sequence[Item]) -> np.ndarray:
         """Vectors (N, dim) of prepared items; batched on a GPU, one by one on a CPU."""
@@ -288,6 +306,35 @@ class AllocEmbed:
                 ((source, allocation), vector) = outcome.pieces[0]
                 yield VideoEmbedding(vector, source, allocation)
 
+    def encode_image(
+        self, source: PictureSource, question: str | None = None, *, instruction: str | None = None
+    ) -> ImageEmbedding:
+        """Embed one picture: a path, the bytes of a file, a Pillow image or an (H, W, 3) uint8 array."""
+        return self.encode_images([source], question, instruction=instruction)[0]
+
+    def encode_images(
+        self, sources: Iterable[PictureSource], question: str | None = None, *, instruction: str | None = None
+    ) -> list[ImageEmbedding]:
+        """Embed pictures as the model's own code does, within the budget. The first bad one raises VideoError."""
+        if isinstance(sources, str | Path | bytes | np.ndarray):
+            raise TypeError("pass a list of pictures, or use encode_image")
+        for text in filter(None, (question, instruction)):
+            self.backbone.check_text(text)  # before any picture is decoded for it
+
+        def prepare(source: PictureSource, worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
+            clip = read_picture(source, self.limits)
+            with worker.lane():
+                allocation, item = self.prepare_picture(clip, question, instruction)
+            yield Prepared(item, (clip.source, allocation))
+
+        results = []
+        for outcome in embed_jobs(self.backbone, sources, prepare):
+            if outcome.error is not None:
+                raise outcome.error
+            ((source, allocation), vector) = outcome.pieces[0]
+            results.append(ImageEmbedding(vector, source, allocation))
+        return results
+
     def encode_text(self, text: str, *, instruction: str | None = None) -> TextEmbedding:
         """Embed one text."""
         return self.encode_texts([text], instruction=instruction)[0]
@@ -298,3 +345,8 @@ class AllocEmbed:
             raise TypeError(f"pass a list of texts, such as [{texts!r}], or use encode_text")
         vectors = self.backbone.embed([Item(Prompt(text, instruction)) for text in texts]).numpy()
         return [TextEmbedding(vector, text) for vector, text in zip(vectors, texts, strict=True)]
+
+
+def _patch(clip: Clip, allocation: Allocation, geometry: Geometry) -> Patches:
+    canvas = geometry.canvas(clip.height, clip.width, listed=clip.listed)
+    return to_patches(clip.frames, allocation, geometry, canvas=canvas)

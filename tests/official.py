@@ -55,11 +55,13 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 }
 """Shapes of the tiny checkpoints, by the name of the model they stand for."""
 
-# The layout of the published template for a system text, a user's video and text: written out, without its other cases.
+# The layout of the published template for a system text, a user's video or picture, and text: written out, without its
+# other cases.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% for part in message.content %}"
-    "{% if part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% if part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

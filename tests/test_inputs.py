@@ -177,3 +177,27 @@ def test_other_inputs_are_other_settings():
     one, other = (EmbedConfig(inputs=name) for name in (None, "transformers-5.10"))
     assert one.digest() != other.digest() and list(one.differences(other)) == ["inputs"]
     assert {name for family in FAMILIES.values() for name in family.inputs} >= {"transformers-5.10", "vlm2vec-demo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline", "size", "tokens"),
+    [
+        ("qwen3-vl-embedding-2b", None, (720, 1280), (22, 40)),  # larger than as a frame of a video, 20 × 36
+        ("qwen3-vl-embedding-2b", None, (4000, 6000), (34, 51)),  # 1,800 tokens at most
+        ("qwen3-vl-embedding-2b", None, (40, 40), (2, 2)),
+        ("vlm2vec-v2-2b", None, (2160, 3840), (26, 47)),
+        ("vlm2vec-qwen2vl-7b", None, (240, 320), (35, 35)),
+        ("vlm2vec-qwen2vl-7b", "vlm2vec-demo", (720, 1280), (26, 46)),
+    ],
+)
+def test_pictures_have_limits_of_their_own(name, pipeline, size, tokens):
+    assert known_inputs(name, pipeline).picture_geometry.native(*size) == Grid(*tokens)
+
+
+def test_a_checkpoint_with_limits_of_its_own_has_them_for_pictures_too(qwen3_folder, stock):
+    own, usual = known_inputs(str(qwen3_folder)), known_inputs(str(stock))
+    assert own.picture_geometry.native(4000, 6000).tokens <= 768 < usual.picture_geometry.native(4000, 6000).tokens
+
+
+def test_indexes_made_before_pictures_were_read_fit_still():
+    assert all("picture" not in repr(inputs) for family in FAMILIES.values() for inputs in family.inputs.values())

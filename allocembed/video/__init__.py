@@ -12,6 +12,7 @@ from allocembed.video.clip import (
 )
 from allocembed.video.file import Source, VideoFile, open_video, probe, sample
 from allocembed.video.images import FrameSequence
+from allocembed.video.pictures import PictureSource, read_picture
 from allocembed.video.source import VideoSource
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Clip",
     "DecodeLimits",
     "FrameSequence",
+    "PictureSource",
     "Seek",
     "Source",
     "VideoFile",
@@ -29,5 +31,6 @@ __all__ = [
     "is_video",
     "open_video",
     "probe",
+    "read_picture",
     "sample",
 ]

@@ -6,6 +6,7 @@ Not supported: animated WebP and APNG. Frames are resized only to give one clip 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -100,20 +101,26 @@ def check_regular(path: Path, source: str) -> None:
 
 def read_image(path: Path, limits: DecodeLimits) -> np.ndarray:
     """Read an image file as (H, W, 3) uint8 RGB, upright."""
+    return decode_image(path, str(path), limits)
+
+
+def decode_image(file: Path | BinaryIO, name: str, limits: DecodeLimits, *, first: bool = False) -> np.ndarray:
+    """Decode an image as (H, W, 3) uint8 RGB, upright. With `first`, an animation is its first frame."""
     try:
-        check_regular(path, str(path))
-        with Image.open(path) as image:
-            limits.check_pixels(image.width, image.height, str(path))
-            if image.format in ("WEBP", "PNG") and getattr(image, "n_frames", 1) > 1:
-                raise VideoError(str(path), "animated WebP and PNG are not supported; convert it to GIF or MP4")
+        if isinstance(file, Path):
+            check_regular(file, name)
+        with Image.open(file) as image:
+            limits.check_pixels(image.width, image.height, name)
+            if image.format in ("WEBP", "PNG") and getattr(image, "n_frames", 1) > 1 and not first:
+                raise VideoError(name, "animated WebP and PNG are not supported; convert it to GIF or MP4")
             return _pillow_to_rgb(image)
     except VideoError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise VideoError(str(path), f"{error}; scale the image down first") from error
+        raise VideoError(name, f"{error}; scale the image down first") from error
     except Exception as error:  # Pillow's plugins raise whatever their parsers run into
         cause = f"cannot read the image ({error}); it is truncated, corrupt or not an image: save it again"
-        raise VideoError(str(path), cause) from error
+        raise VideoError(name, cause) from error
 
 
 def _pillow_to_rgb(image: Image.Image) -> np.ndarray:

@@ -39,6 +39,18 @@ def video(source: str, size: str, count: int, total: int | None = None, name: st
     return {**about, "total": total or count, "count": count, **rate, **more}
 
 
+def picture_cases(*, few: bool = False) -> list[Case]:
+    """Pictures of every model; few for a second checkpoint, or where every picture gets the same size."""
+    sizes = ("240p", "360p", "720p", "1080p", "portrait", "odd", "small aligned")
+    # What the official attention needs for a picture of 1,800 tokens is too much for a light test.
+    large = {"720p", "1080p"}
+    alone = [video("picture", size, 1, name=f"picture {size}", vector=size not in large) for size in sizes]
+    asked = video("picture", "240p", 1, name="picture with text", question=QUESTION)
+    both = video("picture", "240p", 1, name="picture with both", question=QUESTION, instruction=INSTRUCTION)
+    cases = [*alone, asked, both]
+    return [case for case in cases if case["name"] in ("picture 240p", "picture odd", "picture with both") or not few]
+
+
 def text_cases() -> list[Case]:
     """Texts of the Qwen3 models."""
     return [

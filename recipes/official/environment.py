@@ -96,7 +96,8 @@ def write_fixture(content: dict[str, Any]) -> None:
     cases = ",\n".join(json.dumps(case, ensure_ascii=False) for case in content.pop("cases"))
     head = json.dumps(content, indent=1)[:-2]
     FIXTURES.mkdir(parents=True, exist_ok=True)
-    path = FIXTURES / f"{content['model']}_{content['inputs']}.json"
+    part = f"_{content['part']}" if content["part"] else ""
+    path = FIXTURES / f"{content['model']}_{content['inputs']}{part}.json"
     path.write_text(f'{head},\n "cases": [\n{cases}\n]}}\n', encoding="utf-8")
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 

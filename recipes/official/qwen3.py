@@ -23,7 +23,7 @@ import environment
 import numpy as np
 import torch
 import transformers
-from cases import Case, qwen3_cases, qwen3_few
+from cases import Case, picture_cases, qwen3_cases, qwen3_few
 from PIL import Image
 
 from tests import official
@@ -77,6 +77,8 @@ class Recorder:
         if "source" not in case:
             return request
         frames = official.make_frames(case["width"], case["height"], range(case["total"]))
+        if case["source"] == "picture":
+            return request | {"image": Image.fromarray(frames[0])}
         if case["source"] == "list":
             return request | {"video": [Image.fromarray(frame) for frame in frames]}
         path = official.write_video(folder / "case.avi", frames, case["rate"])
@@ -96,7 +98,10 @@ class Recorder:
             result["prompt"] = prompt
         if self.seen["positions"] is not None:  # newer versions leave those of a text to the language model
             result["positions"] = official.summarise_positions(self.seen["positions"][-3:, 0].numpy())
-        if "pixel_values_videos" in inputs:
+        if "pixel_values" in inputs:
+            pixels = ((inputs["pixel_values"].double() * 0.5 + 0.5) * 255).round().numpy()
+            result |= {"grid": inputs["image_grid_thw"][0].tolist(), "pixels": official.summarise_pixels(pixels)}
+        elif "pixel_values_videos" in inputs:
             grid = inputs["video_grid_thw"][0].tolist()
             indices = [int(index) for index in self.seen["metadata"]["frames_indices"]]
             if case["source"] == "list":
@@ -106,13 +111,15 @@ class Recorder:
             result["pixels"] = official.summarise_pixels(pixels)
         elif "source" in case and "differs" not in case:
             raise RuntimeError(f"{case['name']}: the official code read no video")
-        result["vector"] = [float(np.float32(value)) for value in vector.tolist()]
+        if case.get("vector", True):
+            result["vector"] = [float(np.float32(value)) for value in vector.tolist()]
         return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--official", type=Path, required=True, help="checkout of QwenLM/Qwen3-VL-Embedding")
+    parser.add_argument("--pictures", action="store_true", help="write only the fixtures of pictures")
     arguments = parser.parse_args()
     logging.getLogger("qwen_vl_utils").setLevel(logging.ERROR)
     torch.manual_seed(0)
@@ -123,6 +130,7 @@ def main() -> None:
             folder = official.save_checkpoint(model, Path(temporary) / "checkpoint")
             recorder = Recorder(module, folder)
             cases = qwen3_few() if NEW or model == MODELS[1] else qwen3_cases()
+            cases = picture_cases(few=model == MODELS[1]) if arguments.pictures else cases
             done = []
             for case in cases:
                 done.append(case | {"expected": recorder.run(case, Path(temporary))})
@@ -130,6 +138,7 @@ def main() -> None:
             content = {
                 "model": model,
                 "inputs": "transformers-5.10" if NEW else "transformers-4.57",
+                "part": "pictures" if arguments.pictures else "",
                 "repository": "QwenLM/Qwen3-VL-Embedding",
                 "commit": environment.commit(arguments.official),
                 "versions": environment.versions(),

@@ -26,7 +26,8 @@ def fixture_rows(name: str) -> Iterator[str]:
     """The section of one fixture, line by line."""
     fixture = official_ours.load_fixture(name)
     versions = ", ".join(f"{package} {version}" for package, version in fixture["versions"].items())
-    yield f"### {fixture['model']}, inputs `{fixture['inputs']}`\n"
+    part = f", {fixture['part']}" if fixture.get("part") else ""
+    yield f"### {fixture['model']}, inputs `{fixture['inputs']}`{part}\n"
     yield f"Official code: {fixture['repository']} at `{fixture['commit'][:7]}`, with {versions}.\n"
     yield "| case | tokens | patches | " + " | ".join(PARTS) + " | pixels | 1 − cos |"
     yield "|---|---|---|" + "---|" * (len(PARTS) + 2)

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 import torchvision.io
 import transformers
-from cases import Case, demo_cases, vlm2vec_cases, vlm2vec_v1_cases
+from cases import Case, demo_cases, picture_cases, vlm2vec_cases, vlm2vec_v1_cases
 from PIL import Image
 
 from tests import official
@@ -68,6 +68,7 @@ USED = {
     "src.utils.vision_utils.vision_utils": ("process_video_frames",),
 }
 DEMO_PIXELS, DEMO_RATE = 360 * 420, 1.0
+VIDEO_INPUTS = ("pixel_values_videos", "video_grid_thw")
 
 
 def import_official(repository: Path) -> dict[str, Any]:
@@ -145,16 +146,17 @@ class Recorder:
 
     def text(self, case: Case) -> str:
         """The prompt that the official code makes for a case."""
-        video = "source" in case
+        video, picture = "source" in case, case.get("source") == "picture"
         words = official.make_text(case["long"]) if "long" in case else case.get("text", "")
         if not video and "instruction" not in case:
             return words
         # The official code has one constant for the video side; a question alone stands in its place.
-        constant = "Understand the content of the provided video."
+        constant = "Represent the given image." if picture else "Understand the content of the provided video."
         instruction = case.get("instruction") or case.get("question") or constant
         question = case.get("question") if "instruction" in case else None
         make = self.parts["process_input_text"]
-        return make(instruction, self.backbone, text=question if video else words, add_video_token=video)
+        tokens = {"add_video_token": video and not picture, "add_image_token": picture}
+        return make(instruction, self.backbone, text=question if video else words, **tokens)
 
     def frames(self, case: Case, folder: Path) -> list[str]:
         """The frames that the official code chooses from a folder of all."""
@@ -182,10 +184,11 @@ class Recorder:
             result["positions"] = official.summarise_positions(self.positions)
             result["vector"] = [float(np.float32(value)) for value in vector.tolist()]
         if indices is not None:
-            pixels, grid = np.asarray(inputs["pixel_values_videos"][0]), inputs["video_grid_thw"][0]
+            kind = ("pixel_values", "image_grid_thw") if case["source"] == "picture" else VIDEO_INPUTS
+            pixels, grid = (np.asarray(inputs[name][0]) for name in kind)
             mean, std = (np.asarray(values)[:, None] for values in official.CLIP)
             levels = (pixels.reshape(len(pixels), 3, -1).astype(np.float64) * std + mean) * 255
-            result |= {"grid": np.asarray(grid).reshape(-1).tolist(), "frames": indices}
+            result |= {"grid": grid.reshape(-1).tolist()} | ({} if case["source"] == "picture" else {"frames": indices})
             result["pixels"] = official.summarise_pixels(levels.round().reshape(len(pixels), -1))
         return result
 
@@ -194,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--official", type=Path, required=True, help="checkout of TIGER-AI-Lab/VLM2Vec")
     parser.add_argument("--model", help="only this model")
+    parser.add_argument("--pictures", action="store_true", help="write only the fixtures of pictures")
     arguments = parser.parse_args()
     logging.getLogger("PIL").setLevel(logging.WARNING)
     parts = import_official(arguments.official.resolve())
@@ -202,13 +206,15 @@ def main() -> None:
         ("vlm2vec-qwen2vl-7b", "vlm2vec-v1", vlm2vec_v1_cases()),
         ("vlm2vec-qwen2vl-7b", "vlm2vec-demo", demo_cases()),
     ]
-    for model, pipeline, cases in runs:
+    for model, pipeline, cases in runs[: 2 if arguments.pictures else None]:
         if arguments.model not in (None, model):
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = official.save_checkpoint(model, Path(temporary) / "checkpoint")
             recorder = Recorder(parts, folder, high=pipeline == "vlm2vec-v1")
             done = []
+            if arguments.pictures:
+                cases = picture_cases(few=pipeline == "vlm2vec-v1")
             for case in cases:
                 run = recorder.demonstrate if pipeline == "vlm2vec-demo" else recorder.evaluate
                 done.append(case | {"expected": run(case, Path(temporary))})
@@ -216,6 +222,7 @@ def main() -> None:
             content = {
                 "model": model,
                 "inputs": pipeline,
+                "part": "pictures" if arguments.pictures else "",
                 "repository": "TIGER-AI-Lab/VLM2Vec",
                 "commit": environment.commit(arguments.official),
                 "versions": environment.versions(),

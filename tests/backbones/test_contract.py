@@ -24,6 +24,7 @@ from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.rdpo.rollouts import RolloutEncoder
 from allocembed.resize import normalise
 from allocembed.search import VideoIndex
+from allocembed.video import read_picture
 from tests.backbones.items import make_allocation, mixed, noise, rows_of, text, video
 from tests.clips import picture, write_video
 from tests.small_runs import small_trainer
@@ -111,6 +112,28 @@ def test_vectors_are_unit_vectors_and_depend_on_pixels_text_and_instruction(back
     assert torch.allclose(vectors.norm(dim=-1), torch.ones(4))
     assert all((vectors[0] - vectors[i]).abs().max() > 1e-4 for i in (1, 2, 3))
     assert backbone.embed([]).shape == (0, backbone.dim)
+
+
+def test_a_picture_is_the_models_ordinary_path_at_its_native_size(backbone):
+    embedder = AllocEmbed(backbone, "base", EmbedConfig(budget="2f"))
+    clip = read_picture(picture(7, width=200, height=120))
+    allocation, item = embedder.prepare_picture(clip, "what is it?")
+    native = backbone.inputs.picture_geometry.native(120, 200)
+    assert allocation.grids == (native,) and item.prompt.picture
+    assert (backbone.embed([item]) - plain_vector(backbone, item)).abs().max() < 1e-6
+    made = embedder.encode_image(clip.frames[0], "what is it?")
+    assert np.array_equal(made.vector, backbone.embed([item])[0].numpy()) and made.cost == native.tokens
+
+
+def test_a_picture_is_shrunk_to_the_budget_and_says_what_it_cost(backbone):
+    pixels = picture(7, width=400, height=240)
+    costs = []
+    for budget in ("1", "5", "20"):
+        made = AllocEmbed(backbone, "uniform", EmbedConfig(budget=budget)).encode_images([pixels, pixels])
+        assert len(made) == 2 and np.array_equal(made[0].vector, made[1].vector)
+        assert made[0].cost <= int(budget) and abs(np.linalg.norm(made[0].vector) - 1) < 1e-5
+        costs.append(made[0].cost)
+    assert costs[0] == 1 and costs == sorted(set(costs)), "a larger budget must show more"
 
 
 def test_every_chunk_becomes_the_tokens_it_costs(backbone):

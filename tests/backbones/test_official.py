@@ -65,7 +65,7 @@ def test_pixels_are_equal_where_nothing_is_resized(embedders, tmp_path):
     assert compare(case["expected"], run_case(embedders(name), case, tmp_path)).pixels is True
 
 
-def test_every_model_has_a_fixture_with_videos_and_texts():
+def test_every_model_has_a_fixture_with_videos_pictures_and_texts():
     for model in official.CHECKPOINTS:
         cases = [case for name in fixture_names() if name.startswith(model) for case in load_fixture(name)["cases"]]
-        assert {"file", "list", None} == {case.get("source") for case in cases}, model
+        assert {"file", "list", "picture", None} == {case.get("source") for case in cases}, model
