@@ -22,8 +22,8 @@ from transformers import (
 from allocembed import world
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
+from allocembed.backbones.qwen_vl.layouts import INSTRUCTION
 from allocembed.backbones.qwen_vl.qwen2 import VIDEO_TEXT
-from allocembed.backbones.qwen_vl.qwen3 import INSTRUCTION
 from allocembed.backbones.registry import FAMILIES
 
 PATCH, MERGE = 8, 2

@@ -17,7 +17,16 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from allocembed.backbones.base import Backbone
-from allocembed.backbones.registry import DEFAULT_BACKBONE, FAMILIES, REGISTRY, check_backbone, find_entry, read_inputs
+from allocembed.backbones.devices import pick_device, pick_dtype
+from allocembed.backbones.registry import (
+    ADAPTER,
+    DEFAULT_BACKBONE,
+    FAMILIES,
+    REGISTRY,
+    check_backbone,
+    find_entry,
+    read_inputs,
+)
 from allocembed.errors import BackboneError, MissingDependency
 from allocembed.inputs import choose_inputs
 
@@ -45,7 +54,7 @@ def load_backbone(
     folder = base = find_folder(entry.source, name)
     transformers_logging.disable_progress_bar()
     try:
-        adapter = folder / "adapter_config.json"
+        adapter = folder / ADAPTER
         if adapter.is_file():
             base = find_folder(json.loads(adapter.read_text())["base_model_name_or_path"], name)
         config = AutoConfig.from_pretrained(base)
@@ -115,33 +124,6 @@ def find_folder(source: str, name: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", "*.jinja", "*.safetensors", "*.bin"]))
     except Exception as error:  # the hub client raises its own errors and those of its HTTP library
         raise BackboneError(_cannot_load(name, source, error)) from error
-
-
-def pick_device(device: str | torch.device) -> torch.device:
-    """`auto` is CUDA if available, else the CPU."""
-    if str(device) == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise BackboneError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:1") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise BackboneError(f"device {device!r} is not supported: use auto, cpu, cuda or cuda:1")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise BackboneError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
-    return chosen
-
-
-def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and float32 on the CPU."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype not in named:
-        raise BackboneError(f"unknown dtype {dtype!r}: use auto, {', '.join(named)}")
-    return named[dtype]
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -8,7 +8,7 @@ this file; nothing else changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +20,10 @@ from allocembed.inputs import Inputs, choose_inputs
 
 if TYPE_CHECKING:
     from allocembed.backbones.base import Backbone
+    from allocembed.backbones.text_half import TextHalf
 
 ASSETS = Path(__file__).parent.parent / "assets"
+ADAPTER = "adapter_config.json"  # in the folder of a PEFT adapter
 DEFAULT_BACKBONE = "qwen3-vl-embedding-2b"
 
 
@@ -36,6 +38,8 @@ class Family:
     backbone: str
     inputs: Mapping[str, Inputs]
     stock: tuple[int, int] | None = None
+    text_half: str | None = None
+    """Class that embeds sentences without the rest of the model, as "module:class"; see `text_half`."""
 
     @property
     def geometry(self) -> Geometry:
@@ -44,8 +48,11 @@ class Family:
 
     def load(self) -> type[Backbone]:
         """Import the class."""
-        module, name = self.backbone.split(":")
-        return getattr(import_module(module), name)
+        return _import(self.backbone)
+
+    def load_text_half(self) -> Callable[..., TextHalf]:
+        """Import the class that embeds sentences."""
+        return _import(self.text_half or "")
 
 
 CLIP_MEAN, CLIP_STD, HALF = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711), (0.5, 0.5, 0.5)
@@ -54,7 +61,11 @@ VLM2VEC = Geometry(14, 2, CLIP_MEAN, CLIP_STD, min_pixels=4 * 28**2, max_pixels=
 # VLM2Vec-V1's evaluation brings every frame to a square of 1344 pixels first, then under the limit: 35 × 35 tokens.
 VLM2VEC_V1 = replace(VLM2VEC, square=1344)
 # The demos of both generations read files with qwen-vl-utils, at most 360 × 420 pixels.
-DEMO = Inputs(replace(VLM2VEC, min_pixels=128 * 28**2, max_pixels=360 * 420), rounds=True)
+DEMO = Inputs(
+    replace(VLM2VEC, min_pixels=128 * 28**2, max_pixels=360 * 420),
+    rounds=True,
+    picture_pixels=(4 * 28**2, 1280 * 28**2),
+)
 # 128 to 768 tokens of 32² pixels per frame, from qwen-vl-utils. The limit of lists is that of the model's own code.
 QWEN3 = Inputs(
     Geometry(
@@ -72,17 +83,20 @@ QWEN3 = Inputs(
     rounds=True,
     list_rate=2.0,
     longest=8_192,
+    picture_pixels=(4 * 32**2, 1800 * 32**2),
 )
 FAMILIES: dict[str, Family] = {
     "qwen2_vl": Family(
         "allocembed.backbones.qwen_vl.qwen2:Qwen2VLBackbone",
         {"vlm2vec-v2": Inputs(VLM2VEC), "vlm2vec-v1": Inputs(VLM2VEC_V1), "vlm2vec-demo": DEMO},
         stock=(3136, 12_845_056),
+        text_half="allocembed.backbones.qwen_vl.text_half:QwenTextHalf",
     ),
     "qwen3_vl": Family(
         "allocembed.backbones.qwen_vl.qwen3:Qwen3VLBackbone",
         {"transformers-4.57": QWEN3, "transformers-5.10": replace(QWEN3, layout="transformers-5.10")},
         stock=(65_536, 16_777_216),
+        text_half="allocembed.backbones.qwen_vl.text_half:QwenTextHalf",
     ),
 }
 """Families by transformers' model type."""
@@ -106,6 +120,7 @@ class BackboneEntry:
 
 
 def _nano(name: str, family: str) -> BackboneEntry:
+    # They never saw a picture in training, but find more by one in the family's image layout than as a still video.
     notice = f"{name} knows only its own toy world (allocembed.world); its vectors of real videos mean nothing."
     return BackboneEntry(str(ASSETS / name), family, notice, str(ASSETS / "nano-allocator"))
 
@@ -120,6 +135,11 @@ REGISTRY = {
     "nano-qwen3": _nano("nano-qwen3", "qwen3_vl"),
     "nano-qwen2": _nano("nano-qwen2", "qwen2_vl"),
 }
+
+
+def _import(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
 
 
 def find_entry(name: str) -> BackboneEntry:
@@ -217,6 +237,7 @@ def read_inputs(folder: Path, config: dict[str, Any], family: Family, default: I
     if (lowest, highest) not in (family.stock, (None, None)):
         lowest, highest = lowest or geometry.min_pixels, highest or geometry.max_pixels
         geometry = replace(geometry, min_pixels=min(lowest, highest), max_pixels=highest, square=None)
+        default = replace(default, picture_pixels=None)
     mean, std = (_triple(stated.get(f"image_{name}", getattr(geometry, name))) for name in ("mean", "std"))
     return replace(default, geometry=replace(geometry, mean=mean, std=std))
 

@@ -48,7 +48,5 @@ def variant_tokens(usual: Grid, changed: Grid, chunks: int) -> np.ndarray:
     """
     small = np.arange(chunks * usual.tokens).reshape(chunks, -1)
     large = small.size + np.arange(chunks * changed.tokens).reshape(chunks, -1)
-    rows = [small.ravel()]
-    for chunk in range(chunks):
-        rows.append(np.concatenate([small[:chunk].ravel(), large[chunk], small[chunk + 1 :].ravel()]))
-    return np.concatenate(rows)
+    changed_rows = ([small[:n].ravel(), large[n], small[n + 1 :].ravel()] for n in range(chunks))
+    return np.concatenate([small.ravel(), *(part for row in changed_rows for part in row)])

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from allocembed.backbones.loading import pick_device
+from allocembed.backbones.devices import pick_device
 
 PATIENCE = timedelta(minutes=30)  # one process may decode slow videos while the others wait for it
 

@@ -20,7 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 NAME = "flash_rows"
 CHUNKS_FOR_CUDNN = 1024  # patches per chunk from which cuDNN is worth its plan: 0.49 ms against 0.72 at 1600, on H200
@@ -35,16 +37,21 @@ def row_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: None,
+    attention_mask: torch.Tensor | None,
     *,
-    cu_seq_lens_q: torch.Tensor,
-    max_length_q: int,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int = 0,
     scaling: float | None = None,
     branch_keys: "BranchKeys | None" = None,
-    **_: object,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Queries, keys, values (B, heads, S, d), whose B · S positions are cut into rows at `cu_seq_lens_q`, to
-    (B, S, heads, d). Causal if the module is. Keys and values may have fewer heads."""
+    (B, S, heads, d). Causal if the module is. Keys and values may have fewer heads.
+
+    Without the bounds of rows, it is the library's own forward that calls, with its own mask.
+    """
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
     # Compiled for inference, attention is one opaque node of the graph; training needs derivatives.
     inference = torch.compiler.is_compiling() and not torch.is_grad_enabled()
@@ -182,4 +189,5 @@ def _(query, *_):
 def use_row_attention(model: PreTrainedModel) -> None:
     """Make a loaded vision tower or language model use `row_attention`; weights and code stay as they are."""
     AttentionInterface.register(NAME, row_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # for the library's own forward
     model.config._attn_implementation = NAME  # pyright: ignore[reportPrivateUsage] (no public way after loading)
