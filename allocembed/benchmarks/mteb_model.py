@@ -117,7 +117,7 @@ def make_meta(embedder: AllocEmbed) -> ModelMeta:
     return ModelMeta.create_empty(
         {
             # By the name alone, as mteb's tables list models, two allocators must differ too.
-            "name": f"allocembed/{Path(backbone.name).name}-{embedder.allocator.name}-{digest}",
+            "name": f"allocembed/{Path(backbone.name).name}-{embedder.allocator.name}-{embedder.budget}-{digest}",
             "revision": f"{__version__}-{digest}",
             "n_parameters": backbone.parameter_count,
             "embed_dim": backbone.dim,
