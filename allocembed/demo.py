@@ -12,18 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
 from allocembed import __version__, film, world
+from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import nano, report
 from allocembed.benchmarks.runner import Progress
-from allocembed.config import DType
+from allocembed.config import DType, EmbedConfig
 from allocembed.embedder import AllocEmbed, VideoEmbedding
-from allocembed.output.console import ProgressLine, progress, stderr
+from allocembed.errors import MissingDependency
+from allocembed.output.console import ProgressLine, showing, stderr
 from allocembed.output.files import whole_file
 
 SEED = 27_182_001  # of the demo's own test videos
@@ -33,6 +36,9 @@ SAMPLE = 40  # videos of each benchmark set in the comparison
 METHODS = ("base", "full", "uniform", "content")
 SIZE = (216, 288)  # height, width: more than a nano model needs, but written in a second or two
 STAMP = "made-by.txt"
+SEARCH_PACKAGES = ("lancedb", "pyarrow", "fastapi", "uvicorn")
+SHARES = {"load": 3, "write": 27, "embed": 15, "search": 1, "film": 2, "compare": 52, "index": 52}
+"""Per cent of the time that each step takes. The last step is one of the last two."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,12 @@ class Answer:
     def right(self) -> bool:
         return self.found[0][0] == self.target
 
+    @property
+    def lead(self) -> float:
+        """By how much the right video is ahead of the best wrong one; negative if it is not."""
+        scores = dict(self.found)
+        return scores.pop(self.target, -1.0) - max(scores.values(), default=0.0)
+
 
 def run_demo(
     out: Path,
@@ -54,52 +66,58 @@ def run_demo(
     *,
     videos: int = VIDEOS,
     sample: int = SAMPLE,
+    serve: bool = False,
     device: str = "auto",
     dtype: DType = "auto",
     console: Console | None = None,
 ) -> list[Answer]:
     """Run all steps, write the results to `out`, and return the searches.
 
-    Steps are reported on stderr and results on stdout, or both on `console`.
+    With `serve`, an index and the search page take the place of the comparison. Steps are reported on stderr and
+    results on stdout, or both on `console`.
     """
-    steps, console = console or stderr, console or Console(highlight=False)
+    missing = [name for name in SEARCH_PACKAGES if find_spec(name) is None]
+    if serve and missing:
+        raise MissingDependency("the search page", ", ".join(missing), "search")
+    steps, console = _Steps(console or stderr), console or Console(highlight=False)
     started = time.monotonic()
-    with _step(steps, "load the model") as step:
+    _ignore(out)
+    with steps.step("load", "loading the model") as step:
         model = load_backbone(backbone, device=device, dtype=dtype)
         step.result = f"[bold]{escape(Path(backbone).name)}[/bold] is loaded. {escape(model.notice or '')}"
 
-    with _step(steps, "write videos") as step:
+    with steps.step("write", "making videos") as step:
         timelines = world.draw(videos, SEED, "short", split="test", orientation="mixed")
-        paths, written = make_videos(timelines, out / "videos", step.line.update)
+        paths, written = make_videos(timelines, out / "videos", step.update)
         kept = f", {len(paths) - written} of them from an earlier run" if written < len(paths) else ""
-        step.result = f"{len(paths)} videos of 1 to 5 minutes{kept} → {escape(str(out / 'videos'))}"
+        step.result = f"{len(paths)} drawn videos of 1 to 5 minutes{kept} → {escape(str(out / 'videos'))}"
 
     embedder = AllocEmbed(model)
-    with _step(steps, "embed the videos") as step:
-        embeddings = embedder.encode_videos(paths)
+    with steps.step("embed", "embedding the videos") as step:
+        embeddings = _embed(embedder, paths, step.update)
         step.result = _spending(embedder, embeddings)
 
-    with _step(steps, "search the videos") as step:
+    with steps.step("search", "searching the videos") as step:
         answers = search(embedder, embeddings, *_moments(timelines, paths))
         right = sum(answer.right for answer in answers)
-        step.result = f"{right} of {len(answers)} sentences find their video first:"
+        step.result = f"{right} of {len(answers)} sentences about one moment find their video first (✓):"
     for answer in answers:
         _print_answer(console, answer)
 
-    with _step(steps, "draw the filmstrip") as step:
-        page, clip, method = out / "film.html", embedder.read(paths[0]), embedder.allocator.name
-        film.save_html(clip, embeddings[0].allocation, page, method=method, factor=model.geometry.factor)
-        step.result = f"the tokens of one video → {escape(str(page))}"
+    with steps.step("film", "drawing the filmstrip") as step:
+        page, shown, method = out / "film.html", most_varied(embeddings), embedder.allocator.name
+        allocation = embeddings[shown].allocation
+        film.save_html(embedder.read(paths[shown]), allocation, page, method=method, factor=model.geometry.factor)
+        tokens = [grid.tokens for grid in allocation.grids]
+        step.result = (
+            f"where the tokens of {paths[shown].name} went, from {min(tokens)} to {max(tokens)} for two frames → "
+            f"{escape(str(page))}"
+        )
 
-    with _step(steps, "compare the methods") as step:
-        methods = METHODS if method in METHODS else [*METHODS, embedder.allocator]
-        scores = nano.evaluate(model, methods, limit=sample, progress=step.line.update)
-        step.result = f"the methods on {3 * sample} other videos:\n"
-    note = (
-        f"{sample} of every {nano.VIDEOS} videos; for the full benchmark: allocembed eval nano\n{embedder.budget.unit}"
-    )
-    console.print(report.rich_table(scores, nano.LAYOUT, note))
-    missing = any(find_spec(name) is None for name in ("lancedb", "pyarrow", "fastapi", "uvicorn"))
+    if serve:
+        _serve(out, EmbedConfig(backbone, device=device, dtype=dtype), embedder, paths, answers, steps)
+        return answers
+    _compare(model, embedder, sample, steps, console)
     first = escape("pip install -e '.[search]' && ") if missing else ""
     console.print(_NEXT.format(seconds=time.monotonic() - started, first=first), soft_wrap=True)
     return answers
@@ -138,6 +156,61 @@ def search(
     ]
 
 
+def most_varied(embeddings: Sequence[VideoEmbedding]) -> int:
+    """Place of the video whose chunks differ most in their tokens, in proportion: its filmstrip shows the most."""
+    tokens = [np.array([grid.tokens for grid in each.allocation.grids], float) for each in embeddings]
+    return int(np.argmax([each.std() / each.mean() for each in tokens]))
+
+
+def _embed(embedder: AllocEmbed, paths: Sequence[Path], progress: Progress) -> list[VideoEmbedding]:
+    """Embed in parts, so that the progress moves."""
+    made: list[VideoEmbedding] = []
+    for first in range(0, len(paths), 4):
+        made += embedder.encode_videos(paths[first : first + 4])
+        progress(len(made), len(paths))
+    return made
+
+
+def _compare(model: Backbone, embedder: AllocEmbed, sample: int, steps: "_Steps", console: Console) -> None:
+    with steps.step("compare", "comparing the methods") as step:
+        methods = METHODS if embedder.allocator.name in METHODS else [*METHODS, embedder.allocator]
+        scores = nano.evaluate(model, methods, limit=sample, progress=step.update)
+        step.result = f"the methods on {3 * sample} other videos; more is better, at the cost in the last column:\n"
+    note = (
+        f"{sample} of every {nano.VIDEOS} videos; for the full benchmark: allocembed eval nano\n{embedder.budget.unit}"
+    )
+    console.print(report.rich_table(scores, nano.LAYOUT, note))
+
+
+def _serve(
+    out: Path,
+    config: EmbedConfig,
+    embedder: AllocEmbed,
+    paths: Sequence[Path],
+    answers: Sequence[Answer],
+    steps: "_Steps",
+) -> None:
+    """Index the videos and serve the page, opened with the sentence that stands out most."""
+    from allocembed.search.index import VideoIndex
+    from allocembed.search.indexing import IndexReport
+    from allocembed.search.storage import exists
+    from allocembed.search.web.server import run
+
+    place = out / f"{Path(config.backbone).name}.index"
+    with steps.step("index", "indexing the videos") as step:
+
+        def show(report: IndexReport) -> None:
+            step.update(report.done, report.total)
+
+        opened = VideoIndex.open if exists(str(place)) else VideoIndex.create
+        index = opened(place, config, embedder=embedder)
+        index.add(paths, progress=show)
+        step.result = f"an index of the videos and of their moments → {escape(str(place))}"
+    steps.console.print("\nThe search page, in your browser:", soft_wrap=True)
+    best = max(answers, key=lambda answer: answer.lead)
+    run(index, "127.0.0.1", 0, None, show=f"?q={quote_plus(best.query)}")
+
+
 def _moments(timelines: world.Timelines, paths: Sequence[Path]) -> tuple[list[str], list[Path]]:
     """Sentences about one moment of a few videos, and the paths of these videos."""
     source = random.Random(SEED)
@@ -161,19 +234,47 @@ def _print_answer(console: Console, answer: Answer) -> None:
     console.print("      " + "   ".join(places), soft_wrap=True)
 
 
+def _ignore(out: Path) -> None:
+    """Keep the folder out of the repository in which the demo may be run."""
+    with whole_file(out / ".gitignore") as scratch:
+        scratch.write_text("*\n")
+
+
+class _Course(ProgressLine):
+    """How far the whole demo is, in per cent."""
+
+    def pace(self) -> str:
+        return f"{self.done} %"
+
+
 @dataclass
 class _Step:
     line: ProgressLine
+    begin: int
+    share: int
     result: str = ""
 
+    def update(self, done: int, total: int | None = None, note: str = "") -> None:
+        """Set how much of this step is done."""
+        self.line.update(self.begin + round(self.share * done / max(total or done, 1)))
 
-@contextmanager
-def _step(console: Console, doing: str) -> Iterator[_Step]:
-    """Show progress while a step runs, then print one line with its time and its result."""
-    started = time.monotonic()
-    with progress(doing) as line:
-        yield (step := _Step(line))
-    console.print(f"[dim]{time.monotonic() - started:5.1f} s[/dim]  {step.result}", soft_wrap=True)
+
+class _Steps:
+    """The steps of the demo under one progress bar, which goes on from step to step."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.line = console, _Course("", 100)
+
+    @contextmanager
+    def step(self, name: str, doing: str) -> Iterator[_Step]:
+        """Show progress while a step runs, then print one line with its time and its result."""
+        started = time.monotonic()
+        self.line.description = f"{doing:<21}"
+        step = _Step(self.line, self.line.done, SHARES[name])
+        with showing(self.line):
+            yield step
+            step.update(1, 1)
+        self.console.print(f"[dim]{time.monotonic() - started:5.1f} s[/dim]  {step.result}", soft_wrap=True)
 
 
 def _fingerprint(timelines: world.Timelines) -> str:
@@ -186,6 +287,7 @@ def _fingerprint(timelines: world.Timelines) -> str:
 
 _NEXT = """
 Done in {seconds:.0f} s. Next: your own videos, with a full-size model (downloaded on first use):
-  [bold]{first}allocembed index ~/Videos --to videos.index && allocembed serve videos.index[/bold]   search in a browser
+  [bold]{first}allocembed index ~/Videos --to videos.index && allocembed serve videos.index --open[/bold]
   [bold]allocembed embed talk.mp4 holiday.mov --backbone qwen3-vl-embedding-2b --out vectors.npz[/bold]
-  [bold]allocembed allocate talk.mp4 --backbone qwen3-vl-embedding-2b --html film.html[/bold]"""
+  [bold]allocembed allocate talk.mp4 --backbone qwen3-vl-embedding-2b --html film.html[/bold]
+The search page with these toy videos: [bold]{first}allocembed demo --serve[/bold]"""

@@ -95,7 +95,9 @@ def main() -> None:
     policy.save_pretrained(folder, dtype=torch.bfloat16)
     size = (folder / WEIGHTS).stat().st_size / 1e6
     parameters = sum(parameter.numel() for parameter in policy.parameters())
-    print(f"{parameters:,} parameters, {size:.2f} MB, {progress.step} steps in {minutes:.1f} min → {folder}", flush=True)
+    print(
+        f"{parameters:,} parameters, {size:.2f} MB, {progress.step} steps in {minutes:.1f} min → {folder}", flush=True
+    )
 
 
 def check(backbone: Backbone, policy: ScalePolicy, config: TrainConfig, methods: list[str], limit: int) -> list[Score]:

@@ -22,6 +22,7 @@ SWITCHES = (
     "--no-first-run",
     "--mute-audio",
 )
+CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 PATIENCE = 120.0  # seconds: a busy machine is not a broken page
 
 
@@ -46,8 +47,7 @@ class Chromium:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable")
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.resize(width, height)
 
     def __enter__(self) -> "Chromium":
         return self
@@ -104,7 +104,7 @@ class Chromium:
         started = time.monotonic()
         while not (value := self.run(script)):
             assert time.monotonic() - started < PATIENCE, f"waited in vain for {script}"
-            time.sleep(0.1)
+            time.sleep(0.03)
         return value
 
     def click(self, selector: str) -> None:
@@ -120,11 +120,24 @@ class Chromium:
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
 
-    def press(self, key: str, text: str = "") -> None:
-        code = {"Enter": 13, "Escape": 27, "ArrowDown": 40}.get(key, 0)
-        common = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+    def press(self, key: str, text: str = "", **more: object) -> None:
+        common = {"key": key, "code": key, "windowsVirtualKeyCode": CODES.get(key, 0), **more}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def drop(self, file: Path, x: int = 300, y: int = 300) -> None:
+        """Drags a file from outside onto the page."""
+        data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+    def resize(self, width: int, height: int, scale: float = 1, phone: bool = False) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": phone}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    def prefer(self, scheme: str) -> None:
+        """Sets the system's colours: light or dark."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

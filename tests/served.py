@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import uvicorn
 
-from allocembed.search.server import server_config
+from allocembed.search.web.server import server_config
 
 
 class Client:
@@ -18,9 +18,11 @@ class Client:
     def __init__(self, port: int) -> None:
         self.port = port
 
-    def get(self, path: str, headers: dict | None = None, method: str = "GET") -> http.client.HTTPResponse:
+    def get(
+        self, path: str, headers: dict | None = None, method: str = "GET", body: bytes | None = None
+    ) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        connection.request(method, path, headers=headers or {})
+        connection.request(method, path, body, headers=headers or {})
         response = connection.getresponse()
         response.body = response.read()
         connection.close()

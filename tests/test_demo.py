@@ -1,14 +1,17 @@
 """The demo: all steps run, a second run reuses the videos, and its words fit what is installed."""
 
 import io
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import parse_qs
 
 import pytest
 from rich.console import Console
 
 from allocembed import demo, world
 from allocembed.backbones.registry import REGISTRY, BackboneEntry
-from allocembed.errors import OutputError
+from allocembed.errors import MissingDependency, OutputError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 
@@ -34,9 +37,11 @@ def test_the_demo_runs_from_nothing_and_again_from_what_is_there(nano_tiny, tmp_
     assert len(videos) == 3 and len(answers) == 3
     assert all(len(answer.found) == 3 for answer in answers)
     assert f"{sum(answer.right for answer in answers)} of 3 sentences" in printed
-    assert "toy-01.mp4" in (tmp_path / "film.html").read_text()
+    assert re.search(r"tokens of (toy-0[123]\.mp4) went", printed)[1] in (tmp_path / "film.html").read_text()
     assert "1.000× = 8 frames at native size" in printed
     assert "NanoRet" in printed and "allocembed embed" in printed and str(tmp_path / "videos")[:20] in printed
+
+    assert (tmp_path / ".gitignore").read_text() == "*\n", "the folder stays out of the repository it may be in"
 
     written = [video.stat().st_mtime_ns for video in videos]
     again, same = show(tmp_path, nano_tiny, videos=3)
@@ -70,6 +75,47 @@ def test_steps_are_on_stderr_and_results_on_stdout(nano_tiny, tmp_path, monkeypa
     results = capsys.readouterr().out
     assert "is loaded" in steps.getvalue() and "is loaded" not in results
     assert "NanoRet" in results and "NanoRet" not in steps.getvalue()
+
+
+@pytest.mark.slow
+def test_the_demo_serves_the_page_with_the_sentence_that_stands_out_most(nano_tiny, tmp_path, monkeypatch):
+    pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
+    served = []
+    monkeypatch.setattr(
+        "allocembed.search.web.server.run", lambda index, host, port, token, show: served.append((index, host, show))
+    )
+    printed = io.StringIO()
+    console = Console(file=printed, width=100)
+    answers = demo.run_demo(tmp_path, str(nano_tiny), videos=2, serve=True, device="cpu", console=console)
+    (index, host, show), best = served[0], max(answers, key=lambda answer: answer.lead)
+    assert index.info()["videos"] == 2 and host == "127.0.0.1" and parse_qs(show[1:]) == {"q": [best.query]}
+    assert "an index of the videos" in printed.getvalue() and "NanoRet" not in printed.getvalue()
+
+
+def test_the_demo_asks_for_the_search_packages_before_it_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "lancedb" else object())
+    with pytest.raises(MissingDependency, match="lancedb"):
+        demo.run_demo(tmp_path / "out", serve=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_progress_goes_on_from_step_to_step():
+    steps = demo._Steps(Console(file=io.StringIO()))
+    seen = []
+    for name in ("load", "write", "embed", "search", "film", "compare"):
+        with steps.step(name, "working") as step:
+            step.update(1, 2)
+            seen.append(steps.line.done)
+        seen.append(steps.line.done)
+    assert seen == sorted(seen) and seen[-1] == 100
+
+
+def test_the_video_whose_tokens_differ_most_is_shown():
+    def embedding(*tokens: int):
+        grids = [SimpleNamespace(tokens=each) for each in tokens]
+        return SimpleNamespace(allocation=SimpleNamespace(grids=grids))
+
+    assert demo.most_varied([embedding(16, 16, 16), embedding(1, 40, 7), embedding(10, 20, 18)]) == 1
 
 
 def test_the_demo_writes_only_the_videos_it_lacks(tmp_path):

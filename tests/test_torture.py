@@ -12,7 +12,7 @@ import pytest
 from allocembed.budget import project
 
 ROOT = Path(__file__).parents[1]
-# At these scales: 50 damaged files, 4 kills, 2 races, failures of one kind, 50,000 allocations, 150 requests.
+# At these scales: 50 damaged files, 6 kills, 2 races, failures of one kind, 50,000 allocations, 150 requests.
 SHORT = {"media": 0.01, "kills": 0.04, "writers": 0.034, "disk": 0.25, "allocations": 0.05, "soak": 0.015}
 
 

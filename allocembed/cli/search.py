@@ -1,34 +1,36 @@
-"""`allocembed index`, `search` and `serve`: search your own videos."""
+"""`allocembed index` and `search`: search your own videos."""
 
 import json
-import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from allocembed.cli.embed import check_exists
+from allocembed.cli.hits import cut_hits, print_hits
 from allocembed.cli.options import UNSET, AsJson, Command, Config, Flag, Out, Paths, UsageError, all_but, at_least
 from allocembed.config import EmbedConfig
-from allocembed.errors import AllocEmbedError, SearchError
+from allocembed.errors import SearchError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 from allocembed.search.files import find_videos
-from allocembed.search.index import Hit, VideoIndex
+from allocembed.search.filters import Filters
+from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
-from allocembed.search.store import exists
+from allocembed.search.query import Example, Query
+from allocembed.search.ranking import SAME_VIDEO
+from allocembed.search.storage import exists
 
 INDEX = "The index: a folder, or a URI of object storage."
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
-COUNTS = ("videos", "files", "failed", "vectors", "seconds", "tokens")
+COUNTS = ("videos", "files", "failed", "vectors", "lines", "seconds", "tokens")
 
 
 def index_config(given: dict[str, Any]) -> EmbedConfig | None:
     """The config of the index that --to names, if it exists."""
-    from allocembed.search.store import exists
+    from allocembed.search.storage import exists
 
     return _open(given["to"]).settings.config if exists(given["to"]) else None
 
@@ -44,6 +46,9 @@ def add(
     retry_failed: Flag = False,
     recheck: Flag = False,
     readers: Annotated[int | None, UNSET] = None,
+    speech: Flag = False,
+    speech_model: str = "small",
+    watch: Flag = False,
 ) -> int:
     """Embed all videos in folders that the index does not hold yet.
 
@@ -59,11 +64,25 @@ def add(
         retry_failed: Try files again that could not be read before.
         recheck: Compare the content of every file, not only its size and date.
         readers: Threads that decode videos. Default: one per core with a GPU or a small model, else 1.
+        speech: Write down what is spoken in videos without subtitles, with faster-whisper.
+        speech_model: The model for --speech: a name such as tiny, small or large-v3, or a folder.
+        watch: Keep running, and index what is added, changed or removed.
     """
     if not sources:
         raise UsageError("give at least one folder or video; see allocembed index add --help")
     at_least(1, readers=readers)
     config.check()
+    options: dict[str, Any] = {"prune": prune, "retry_failed": retry_failed, "recheck": recheck, "readers": readers}
+    if speech:
+        from allocembed.search.said.speech import check_installed
+
+        check_installed()  # before a model is loaded or an index made
+        options["speech"] = speech_model
+    if watch:
+        from allocembed.cli.watch import keep_up_to_date
+
+        keep_up_to_date(sources, to, config, segments, **options)
+        return 0
     new = not exists(to)
     if new:
         found, unread = find_videos(sources)
@@ -80,9 +99,7 @@ def add(
             shown.update(report.done, report.total, f"{report.tokens:,} tokens")
 
         try:
-            report = index.add(
-                sources, prune=prune, retry_failed=retry_failed, recheck=recheck, readers=readers, progress=show
-            )
+            report = index.add(sources, **options, progress=show)
         except KeyboardInterrupt:
             kept = len(index.store.videos())
             say(
@@ -176,85 +193,109 @@ def export(index: Index, *, out: Out) -> None:
     say(f"{write(_open(index), out)} vectors → {out}")
 
 
+@Command
+def dups(index: Index, threshold: float = SAME_VIDEO, as_json: AsJson = False) -> None:
+    """List groups of videos that are near-duplicates, such as re-encoded copies; the largest of each first.
+
+    Args:
+        threshold: Cosine of whole videos above which they count as the same.
+        as_json: Print JSON: a list of groups.
+    """
+    from allocembed.search.duplicates import find_duplicates
+
+    if not 0 < threshold <= 1:
+        raise UsageError(f"--threshold must be above 0 and at most 1, not {threshold}")
+    groups = find_duplicates(_open(index), threshold)
+    if as_json:
+        print(json.dumps([[{**asdict(each.file), "score": each.score} for each in group] for group in groups]))
+        return
+    for group in groups:
+        for each in group:
+            size = f"{each.file.width}×{each.file.height}"
+            print(f"{each.score:6.3f}  {size:>10}  {each.file.size / 1e6:9.1f} MB  {each.file.path}")
+        print()
+    say(f"{len(groups)} groups, {sum(len(group) - 1 for group in groups)} files more than videos")
+
+
 @partial(Command, hidden=all_but("device", "dtype"))
 def search(
     index: Index,
     config: Config,
-    query: Annotated[str | None, Positional, arg(metavar="[QUERY]", help_behavior_hint="")] = None,
-    like: Annotated[Path | None, UNSET] = None,
+    query: Annotated[tuple[str, ...], Positional, arg(metavar="[SENTENCE ...]", help_behavior_hint="")] = (),
+    image: Annotated[tuple[Path, ...], UseAppendAction, arg(metavar="PICTURE", help_behavior_hint="")] = (),
+    like: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="VIDEO[@START-END]", help_behavior_hint="")] = (),
+    unlike: Annotated[
+        tuple[str, ...], UseAppendAction, arg(name="not", metavar="SENTENCE", help_behavior_hint="")
+    ] = (),
+    refine: Annotated[bool, UNSET] = False,
+    said: Flag = False,
+    seen: Flag = False,
     top: int = 10,
     min_score: Annotated[float | None, UNSET] = None,
+    dedupe: Flag = False,
+    folder: Annotated[Path | None, UNSET] = None,
+    after: Annotated[str | None, arg(metavar="DATE", help_behavior_hint="")] = None,
+    before: Annotated[str | None, arg(metavar="DATE", help_behavior_hint="")] = None,
+    shortest: Annotated[float | None, arg(metavar="SECONDS", help_behavior_hint="")] = None,
+    longest: Annotated[float | None, arg(metavar="SECONDS", help_behavior_hint="")] = None,
+    least_height: Annotated[int | None, arg(metavar="PIXELS", help_behavior_hint="")] = None,
+    has_speech: Flag = False,
     as_json: AsJson = False,
     clip: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
 ) -> int:
-    """Find videos, and the moment in each, by a sentence or by an example video.
+    """Find videos, and the moment in each, by sentences, pictures and moments of other videos.
 
       allocembed search videos.index "a dog jumps into a lake"
-      allocembed search videos.index --like dog.mp4 --clip moments/
+      allocembed search videos.index "a dog" --image lake.jpg --not "a brown dog" --refine
+      allocembed search videos.index "interest rates" --said --after 2026-01-01
+      allocembed search videos.index --like dog.mp4@1:20-1:30 --clip moments/
 
     Args:
-        query: What the video shows, in a sentence.
-        like: Search by this example video instead.
+        query: What the video shows, in a sentence. Of several, all should match.
+        image: Search by a picture, alone or with the rest. May be repeated.
+        like: Search by a video, or by a moment of it. May be repeated.
+        unlike: What the video should not show, in a sentence. May be repeated.
+        refine: Look at each moment again, more closely, to find its start and end. Loads the whole model.
+        said: Search only what was said. No model is loaded.
+        seen: Search only what is to be seen. Default: both, where there are subtitles or transcripts.
         top: Most videos to list.
-        min_score: Leave out lower scores.
+        min_score: Leave out lower scores. A video that was found by what was said is kept.
+        dedupe: Leave out near-duplicates of better hits.
+        folder: Only files in this folder, or below it.
+        after: Only files changed on this day or later, as in 2026-01-31.
+        before: Only files changed before this day.
+        shortest: Only videos of at least this length.
+        longest: Only videos of at most this length.
+        least_height: Only videos whose shorter side has at least so many pixels, as in 720p.
+        has_speech: Only videos with subtitles or a transcript.
         as_json: Print JSON.
         clip: Cut the moments out into this folder, without re-encoding.
     """
-    if (query is None) == (like is None):
-        raise UsageError("give a sentence, or an example with --like; see allocembed search --help")
+    if not (query or image or like):
+        raise UsageError(
+            "give a sentence, a picture with --image, or a video with --like; see allocembed search --help"
+        )
+    if said and seen:
+        raise UsageError("give --said or --seen, not both; without them, both count")
     at_least(1, top=top)
-    if like is not None:
-        check_exists(like)
-        hits = _open(index, config).search_like(like, top=top, min_score=min_score)
-    else:
-        hits = _open(index, config).search(query or "", top=top, min_score=min_score)
+    filters = Filters(folder, after, before, shortest, longest, least_height, has_speech or None)
+    wanted = Query(query, image, tuple(map(Example.parse, like)), unlike)
+    for path in (*image, *(example.path for example in wanted.like)):
+        check_exists(path)
+    hits = _open(index, config).search(
+        wanted,
+        top=top,
+        min_score=min_score,
+        filters=filters,
+        said=said or (False if seen else None),
+        refine=refine,
+        dedupe=dedupe,
+    )
     if as_json:
         print(json.dumps([asdict(hit) for hit in hits]))
     else:
-        _print_hits(hits)
-    return 0 if clip is None else _cut(hits, clip)
-
-
-@partial(Command, hidden=all_but("device", "dtype"))
-def serve(
-    index: Index,
-    config: Config,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    token: Annotated[str | None, UNSET] = None,
-    token_file: Annotated[Path | None, UNSET] = None,
-) -> None:
-    """Search in the browser: a page with pictures, a player that jumps to the moment, and where the tokens went.
-
-    Args:
-        host: Address to listen on; any but this machine's own needs a token.
-        port: Port; 0 takes a free one.
-        token: Secret that visitors must send: ?token=... once, or a bearer header. Other users of this machine can see
-            it in the list of processes; --token-file and the variable ALLOCEMBED_TOKEN are not shown there.
-        token_file: File whose content is the token.
-    """
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port must be from 0 to 65535, not {port}")
-    secret = _token(token, token_file)
-    opened = _open(index, config)
-    from allocembed.search.server import run
-
-    run(opened, host, port, secret)
-
-
-def _token(token: str | None, file: Path | None) -> str | None:
-    """The token from the option, the file or the environment, in this order."""
-    if token is not None and file is not None:
-        raise UsageError("give --token or --token-file, not both")
-    if file is None:
-        return token if token is not None else os.environ.get("ALLOCEMBED_TOKEN")
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SearchError(f"cannot read the token from {file} ({error}): check the file") from error
-    if not text:
-        raise SearchError(f"cannot read the token from {file}: it is empty; write a secret into it")
-    return text
+        print_hits(hits)
+    return 0 if clip is None else cut_hits(hits, clip)
 
 
 def _open(uri: str, run: EmbedConfig = EmbedConfig()) -> VideoIndex:  # noqa: B008 (frozen)
@@ -269,35 +310,11 @@ def _print_report(report: IndexReport, uri: str) -> None:
         (report.dropped, "removed"),
         (report.skipped, "left out as before (--retry-failed tries again)"),
         (report.missing, "gone from the disk (--prune removes them)"),
+        (report.lines, "lines of what is said"),
     ):
         parts += [f"{count} {words}"] if count else []
     say(f"{', '.join(parts)}; {report.tokens:,} tokens in {report.seconds:.1f} s → {uri}")
     for path, cause in report.failed:
         complain("left out", f"{path}: {cause}")
-
-
-def _print_hits(hits: Sequence[Hit]) -> None:
-    from allocembed.film import format_time
-
-    if not hits:
-        say("nothing found")
-        return
-    # Plain lines, because a table would break long paths.
-    print(f"{'score':>6}  {'moment':>17}  {'tokens':>8}  video")
-    for hit in hits:
-        moment = "–".join(format_time(seconds, tenths=hit.duration < 60) for seconds in (hit.start, hit.end))
-        print(f"{hit.score:6.3f}  {moment:>17}  {hit.cost:8,}  {hit.path}")
-
-
-def _cut(hits: Sequence[Hit], folder: Path) -> int:
-    from allocembed.search.cut import cut
-
-    status = 0
-    for rank, hit in enumerate(hits, 1):
-        try:
-            path, begin = cut(hit.path, hit.start, hit.end, folder, f"{rank:02}-{Path(hit.path).stem}-{hit.start:.0f}s")
-            say(f"{path} from {begin:.1f} s on")
-        except AllocEmbedError as error:
-            complain("left out", str(error))
-            status = 1
-    return status
+    for path, cause in report.notes:
+        complain("note:", f"{path}: {cause}")

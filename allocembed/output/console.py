@@ -86,7 +86,13 @@ def describe_rate(rate: float, remaining: int) -> list[str]:
 @contextmanager
 def progress(description: str, total: int | None = None) -> Iterator[ProgressLine]:
     """Show progress while the block runs: a bar in a terminal, else a line every 30 seconds."""
-    line = ProgressLine(description, total)
+    with showing(ProgressLine(description, total)) as line:
+        yield line
+
+
+@contextmanager
+def showing(line: ProgressLine) -> Iterator[ProgressLine]:
+    """Show a given line while the block runs. It may be shown again later, and goes on where it was."""
     if stderr.is_terminal and not stderr.quiet:
         with Live(line, console=stderr, transient=True, refresh_per_second=10):
             yield line

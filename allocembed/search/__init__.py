@@ -9,8 +9,21 @@
 
 from allocembed.errors import SearchError
 from allocembed.search.files import FileEntry
-from allocembed.search.index import Hit, VideoIndex
+from allocembed.search.filters import Filters
+from allocembed.search.hit import Hit
+from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
+from allocembed.search.query import Example, Query
 from allocembed.search.settings import IndexSettings
 
-__all__ = ["FileEntry", "Hit", "IndexReport", "IndexSettings", "SearchError", "VideoIndex"]
+__all__ = [
+    "Example",
+    "FileEntry",
+    "Filters",
+    "Hit",
+    "IndexReport",
+    "IndexSettings",
+    "Query",
+    "SearchError",
+    "VideoIndex",
+]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,33 +13,20 @@ import numpy as np
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
 from allocembed.search.files import FileEntry, find_videos, is_there
+from allocembed.search.filters import Filters
+from allocembed.search.hit import Hit
 from allocembed.search.indexing import IndexingRun, IndexReport, ShowProgress
+from allocembed.search.query import Query, check_query, combine, example_vectors
+from allocembed.search.said.lines import LineStore
+from allocembed.search.searching import SearchJob
+from allocembed.search.sentences import SentenceReader
 from allocembed.search.settings import IndexSettings
-from allocembed.search.store import EmbeddedSegment, IndexStore, exists, is_free, locked
+from allocembed.search.storage import exists, is_free, locked
+from allocembed.search.store import EmbeddedSegment, IndexStore
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
-
-LONGEST_QUERY = 2000  # characters: longer than any sentence, short enough to embed quickly
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A video that was found, and its best moment."""
-
-    path: str
-    video: str
-    """Fingerprint of its content: its id on the page."""
-    score: float
-    """Cosine between the query and the nearest of the video's vectors."""
-    start: float
-    end: float
-    """Seconds; the whole video if it has no windows."""
-    segment: int
-    """Number of the moment's window; 0 if there are none."""
-    duration: float
-    cost: int
-    """Visual tokens of all vectors of the video."""
+    from allocembed.search.said.speech import Transcriber
 
 
 class VideoIndex:
@@ -48,7 +35,9 @@ class VideoIndex:
     def __init__(self, store: IndexStore, config: EmbedConfig, embedder: AllocEmbed | None = None) -> None:
         """`config` says how to load the model; a given embedder is used instead, if it fits the index."""
         self.store, self.settings = store, store.settings
+        self.lines = LineStore(store.uri)
         self._config, self._embedder = config, embedder
+        self._sentences = SentenceReader(self.settings, config)
         if embedder is not None:
             self.settings.check(embedder)
 
@@ -97,88 +86,140 @@ class VideoIndex:
             embedder = _load(self._config)
             self.settings.check(embedder)
             self._embedder = embedder
+            self._sentences.close()
         return self._embedder
 
     def add(
         self,
         sources: Iterable[str | Path],
         *,
-        prune: bool = False,
+        prune: bool | Callable[[str], bool] = False,
         retry_failed: bool = False,
         recheck: bool = False,
         readers: int | None = None,
+        speech: str | None = None,
         progress: ShowProgress | None = None,
+        ready: Callable[[FileEntry], bool] | None = None,
     ) -> IndexReport:
         """Bring the index up to date with files and folders. It may be stopped at any moment and run again.
 
         Files whose content is known are not embedded again, whatever their name. With `prune`, all files that no longer
-        exist leave the index. With `recheck`, the content of every file is compared, not only its size and
-        date. `readers` is the number of decoding threads.
+        exist leave the index, or those for which it returns True. With `recheck`, the content of every file is
+        compared, not only its size and date. `readers` is the number of decoding threads. `speech` names the model of
+        faster-whisper that writes down what is spoken in videos without subtitles. Files that are not `ready` are left
+        to a later run.
         """
         self.settings.check_may_grow()
+        transcriber = _transcriber(speech)
         started = time.monotonic()
         with self.store.locked():
             found, unread = find_videos(sources)
+            found = [file for file in found if ready is None or ready(file)]
             report = IndexReport(failed=list(unread.items()))
-            run = IndexingRun(self, report, progress)
+            run = IndexingRun(self, report, progress, transcriber)
             run.sort(found, retry_failed, recheck)
             run.embed(readers)
             run.sweep(prune)
-            if report.embedded or report.dropped or report.moved:
+            if report.embedded or report.dropped or report.moved or report.lines:
                 self.store.tidy()
+                self.lines.tidy()
             report.seconds = time.monotonic() - started
         return report
 
-    def search(self, query: str, *, top: int = 10, min_score: float | None = None) -> list[Hit]:
-        """Videos that match a sentence, best first, each with its best moment."""
-        return self.search_vector(self.embed_query(query), top=top, min_score=min_score)
+    def search(
+        self,
+        query: str | Query,
+        *,
+        top: int = 10,
+        min_score: float | None = None,
+        filters: Filters | None = None,
+        said: bool | None = None,
+        refine: bool = False,
+        dedupe: bool = False,
+        vector: np.ndarray | None = None,
+    ) -> list[Hit]:
+        """Videos that match a sentence or a query, best first, each with its best moment.
 
-    def search_like(self, video: str | Path, *, top: int = 10, min_score: float | None = None) -> list[Hit]:
+        `said` decides whether what was said counts: None counts it beside the pictures if the index has lines and the
+        query is text; with True nothing else counts, and no model is loaded; False ignores it. `refine` looks at each
+        moment again, more closely. `dedupe` leaves out near-duplicates of better hits. `vector` is that of the
+        query, if it is known already.
+        """
+        words = _words(query)
+        if said:
+            self._check_words(query, words)
+            vector = None
+        elif vector is None:
+            vector = self.embed_query(query)
+        spoken = words if said or (said is None and words.strip() and self.lines.count()) else ""
+        hits = SearchJob(self, vector, spoken, top, min_score, filters, dedupe).hits()
+        return self._refined(hits, vector) if refine and vector is not None else hits
+
+    def _check_words(self, query: str | Query, words: str) -> None:
+        """Raise SearchError if a query cannot be answered by what was said alone."""
+        if not words.strip() or (not isinstance(query, str) and query.unlike):
+            raise SearchError("cannot search what was said by anything but words: give a sentence alone")
+        check_query(words)
+        if not self.lines.count():
+            raise SearchError(
+                "the index has no lines: put .srt or .vtt files beside the videos and run allocembed index again, or "
+                "run it with --speech"
+            )
+
+    def _refined(self, hits: list[Hit], vector: np.ndarray) -> list[Hit]:
+        """The same hits with better moments. The time of a line is exact already."""
+        from allocembed.search.refine import refine
+
+        by_picture = [hit for hit in hits if not (hit.line and hit.start == hit.line_start)]
+        better = {hit.video: hit for hit in refine(self, by_picture, vector)}
+        return [better.get(hit.video, hit) for hit in hits]
+
+    def search_like(
+        self,
+        video: str | Path,
+        *,
+        top: int = 10,
+        min_score: float | None = None,
+        filters: Filters | None = None,
+        dedupe: bool = False,
+    ) -> list[Hit]:
         """Videos like an example, which need not be in the index."""
-        return self.search_vector(self.embedder.encode_video(video).vector, top=top, min_score=min_score)
+        vector = self.embedder.encode_video(video).vector
+        return self.search_vector(vector, top=top, min_score=min_score, filters=filters, dedupe=dedupe)
 
-    def embed_query(self, query: str) -> np.ndarray:
-        """The vector (dim,) of a search sentence."""
+    def embed_query(self, query: str | Query) -> np.ndarray:
+        """The vector (dim,) of a search sentence, or of a query."""
+        if not isinstance(query, str):
+            query.check()
+            shown = example_vectors(self.embedder, query) if query.images or query.like else []
+            return combine([*map(self.embed_query, query.texts), *shown], list(map(self.embed_query, query.unlike)))
         check_query(query)
+        if self._embedder is None and (vector := self._sentences.vector(query)) is not None:
+            return vector
         embedder = self.embedder
         return embedder.encode_text(query, instruction=embedder.backbone.query_instruction).vector
 
     def search_vector(
-        self, vector: np.ndarray, *, top: int = 10, min_score: float | None = None, without: str | None = None
+        self,
+        vector: np.ndarray,
+        *,
+        top: int = 10,
+        min_score: float | None = None,
+        without: str | None = None,
+        filters: Filters | None = None,
+        dedupe: bool = False,
     ) -> list[Hit]:
         """Videos nearest to a vector (dim,); `without` excludes one video."""
-        if top < 1:
-            raise SearchError(f"top must be at least 1, not {top}")
-        scores = self._best_videos(vector, top, without)
-        if min_score is not None:
-            scores = {video: score for video, score in scores.items() if score >= min_score}
-        files = self.files_of(scores)
-        segments = self.store.segments_of(files, ("vector",))
-        hits = [_hit(file, segments[video], vector) for video, file in files.items() if video in segments]
-        return sorted(hits, key=lambda hit: -hit.score)[:top]
-
-    def _best_videos(self, vector: np.ndarray, top: int, without: str | None) -> dict[str, float]:
-        """The nearest videos. A video may have many vectors, so the limit is raised until enough videos are found."""
-        total, limit = self.store.count(), 8 * top + 32
-        while total:
-            best: dict[str, float] = {}
-            for video, score in self.store.nearest(vector, min(limit, total)):
-                if video != without:
-                    best.setdefault(video, score)
-            # A few more than requested, because some may have no file.
-            if len(best) >= top + 4 or limit >= total:
-                return best
-            limit *= 4
-        return {}
+        return SearchJob(self, vector, "", top, min_score, filters, dedupe, without).hits()
 
     def files(self) -> list[FileEntry]:
         """All files, by path. Those that could not be read have an `error`."""
         return sorted(self.store.files(), key=lambda file: file.path)
 
-    def files_of(self, videos: Iterable[str]) -> dict[str, FileEntry]:
-        """One file for each video that has any; of several copies, one that exists."""
+    def files_of(self, videos: Iterable[str], filters: Filters | None = None) -> dict[str, FileEntry]:
+        """One file for each video that has any that meets the filters; of several copies, one that exists."""
         files: dict[str, FileEntry] = {}
-        for file in sorted(self.store.files_of(videos), key=lambda file: (not is_there(file.path), file.path)):
+        for file in sorted(self.store.files_of(videos, filters), key=lambda file: (not is_there(file.path), file.path)):
             files.setdefault(file.video, file)
         return files
 
@@ -196,6 +237,7 @@ class VideoIndex:
             "files": sum(not file.error for file in files),
             "failed": sum(bool(file.error) for file in files),
             "vectors": len(segments),
+            "lines": self.lines.count(),
             "seconds": sum(file.duration for file in files),
             "tokens": sum(segment.cost for segment in segments),
             **self.settings.config.settings(),
@@ -210,6 +252,7 @@ class VideoIndex:
             gone = {path for source in sources for path in _paths_under(source, files)}
             self.store.drop_files(gone)
             self.store.drop_videos(self.unused())
+            self.lines.sweep(self.store.files())
         return len(gone)
 
     def unused(self) -> set[str]:
@@ -225,33 +268,25 @@ class VideoIndex:
         return empty
 
 
-def check_query(query: str) -> None:
-    """Raise SearchError if the query is empty or too long.
-
-    >>> check_query("   ")
-    Traceback (most recent call last):
-        ...
-    allocembed.errors.SearchError: the query is empty: write what the video shows
-    """
-    if not query.strip():
-        raise SearchError("the query is empty: write what the video shows")
-    if len(query) > LONGEST_QUERY:
-        raise SearchError(f"the query has {len(query):,} characters: shorten it to {LONGEST_QUERY:,}")
-
-
 def _load(config: EmbedConfig) -> AllocEmbed:
     from allocembed.embedder import AllocEmbed
 
     return AllocEmbed.from_config(config)
 
 
-def _hit(file: FileEntry, segments: list[EmbeddedSegment], vector: np.ndarray) -> Hit:
-    """Score a video by its nearest vector. Its moment is its best window, if it has any."""
-    scores = np.stack([segment.vector.astype(np.float64) for segment in segments]) @ vector
-    best = segments[1 + int(scores[1:].argmax()) if len(segments) > 1 else 0]
-    cost = sum(segment.cost for segment in segments)
-    score = float(scores.max())
-    return Hit(file.path, file.video, score, best.start, best.end, best.number, file.duration, cost)
+def _transcriber(name: str | None) -> Transcriber | None:
+    if name is None:
+        return None
+    from allocembed.search.said.speech import Transcriber
+
+    return Transcriber(name)
+
+
+def _words(query: str | Query) -> str:
+    """The words of a query that is text; none if it also has pictures or examples."""
+    if isinstance(query, str):
+        return query
+    return "" if query.images or query.like else " ".join(query.texts)
 
 
 def _paths_under(source: str | Path, files: list[FileEntry]) -> list[str]:

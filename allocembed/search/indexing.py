@@ -16,6 +16,7 @@ from PIL import Image
 
 from allocembed.errors import VideoError
 from allocembed.search.files import FileEntry, cannot_read, fingerprint, identity
+from allocembed.search.said.reading import SaidReading
 from allocembed.search.segments import window_config, window_count
 from allocembed.search.store import EmbeddedSegment
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
     from allocembed.execution.stream import Prepared, Worker
     from allocembed.search.index import VideoIndex
+    from allocembed.search.said.speech import Transcriber
     from allocembed.video import Clip
 
 COMMIT_VIDEOS = 16
@@ -46,6 +48,10 @@ class IndexReport:
     """Known contents under a new path."""
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Paths that failed in this run, and why."""
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    """Subtitle files with a problem; their videos are indexed all the same."""
+    lines: int = 0
+    """New lines of what is said."""
     skipped: int = 0
     """Files that failed in an earlier run and have not changed since."""
     dropped: int = 0
@@ -76,7 +82,13 @@ class EmbeddedVideo:
 class IndexingRun:
     """One run of `VideoIndex.add`. The caller holds the lock of the index."""
 
-    def __init__(self, index: VideoIndex, report: IndexReport, progress: ShowProgress | None) -> None:
+    def __init__(
+        self,
+        index: VideoIndex,
+        report: IndexReport,
+        progress: ShowProgress | None,
+        transcriber: Transcriber | None = None,
+    ) -> None:
         self.index, self.store, self.report = index, index.store, report
         self.started, self._show = time.monotonic(), progress
         self.known = {file.path: file for file in self.store.files()}
@@ -84,6 +96,7 @@ class IndexingRun:
         self.with_size = {file.video: file for file in self.known.values() if not file.error and file.width}
         self.waiting: dict[str, list[FileEntry]] = {}
         """What is to be embedded: fingerprints, and the files that have this content."""
+        self.said = SaidReading(index.lines, lambda path, cause: report.notes.append((path, cause)), transcriber)
 
     def show(self) -> None:
         """Report progress."""
@@ -99,7 +112,8 @@ class IndexingRun:
         # A link whose target is absent keeps its vectors, like a file on a disk that is not mounted.
         found = [file for file in found if not (file.error and self._has_vectors(self.known.get(file.path)))]
         self.report.total = len(found) + len(self.report.failed)
-        entries = []
+        entries: list[FileEntry] = []
+        ready: list[FileEntry] = []
         for file in found:
             old = self.known.get(file.path)
             same = old if old is not None and old.same_file(file) else None
@@ -107,10 +121,20 @@ class IndexingRun:
                 self.report.skipped += 1
             elif same and same.width and self._has_vectors(same) and not recheck:
                 self.report.unchanged += 1
+                ready.append(same)
             else:
                 entries += self._inspect(file, old)
             self.show()
         self.store.put_files(entries)
+        self._listen([*ready, *(entry for entry in entries if not entry.error)], recheck)
+
+    def _listen(self, files: Sequence[FileEntry], recheck: bool = False) -> None:
+        """Read what is said in videos that have vectors."""
+        with closing(self.said.read(files, recheck)) as reading:
+            for _ in reading:
+                self.report.lines = self.said.lines
+                self.show()
+        self.report.lines = self.said.lines
 
     def _has_vectors(self, file: FileEntry | None) -> bool:
         return file is not None and not file.error and file.video in self.videos
@@ -160,10 +184,12 @@ class IndexingRun:
                     self._count(self.waiting[contents[video.path]], video)
                     self.show()
                     if len(portion) >= COMMIT_VIDEOS or time.monotonic() - last > COMMIT_SECONDS:
-                        done, portion, last = portion, [], time.monotonic()
-                        self._commit(done, contents)
+                        done, portion = portion, []
+                        self._listen(self._commit(done, contents))
+                        last = time.monotonic()
             finally:
-                self._commit(portion, contents)  # whatever stopped the run, finished videos are kept
+                rest = self._commit(portion, contents)  # whatever stopped the run, finished videos are kept
+        self._listen(rest)
 
     def _count(self, files: Sequence[FileEntry], video: EmbeddedVideo) -> None:
         if video.error:
@@ -173,7 +199,8 @@ class IndexingRun:
         self.report.moved += len(files) - 1
         self.report.tokens += sum(segment.cost for segment in video.segments)
 
-    def _commit(self, portion: Sequence[EmbeddedVideo], contents: dict[str, str]) -> None:
+    def _commit(self, portion: Sequence[EmbeddedVideo], contents: dict[str, str]) -> list[FileEntry]:
+        """Add finished videos to the index; return the files that have vectors now."""
         good = {contents[video.path]: video.segments for video in portion if not video.error}
         self.store.add_videos(good.items())
         self.videos |= set(good)
@@ -189,17 +216,19 @@ class IndexingRun:
                 size = {"duration": duration, "width": video.width, "height": video.height}
                 entries.append(replace(file, video=content, **size))
         self.store.put_files(entries)
+        return [entry for entry in entries if not entry.error]
 
-    def sweep(self, prune: bool) -> None:
-        """Drop the old paths of moved files, with `prune` all files that are gone, and vectors without a file."""
+    def sweep(self, prune: bool | Callable[[str], bool]) -> None:
+        """Drop the old paths of moved files, with `prune` files that are gone, and vectors without a file."""
         files = self.store.files()
         gone = {file.path for file in files if _is_gone(file)}
         kept = {file.video for file in files if file.path not in gone}
         moved = {file.path for file in files if file.path in gone and file.video in kept and not file.error}
-        self.store.drop_files(gone if prune else moved)
-        self.report.dropped = len(gone - moved) if prune else 0
-        self.report.missing = 0 if prune else len(gone - moved)
+        pruned = {path for path in gone - moved if (prune(path) if callable(prune) else prune)}
+        self.store.drop_files(moved | pruned)
+        self.report.dropped, self.report.missing = len(pruned), len(gone - moved - pruned)
         self.store.drop_videos(self.index.unused())
+        self.index.lines.sweep(self.store.files())
 
 
 def _is_gone(file: FileEntry) -> bool:

@@ -144,7 +144,8 @@ def _probe(embedder: AllocEmbed) -> np.ndarray:
 def _policy_digest(embedder: AllocEmbed) -> str:
     policy = getattr(embedder.allocator, "policy", None)
     if policy is None:
-        return ""
+        stated = embedder.allocator.identity()
+        return "" if stated == embedder.allocator.name else stated
     from allocembed.digests import weights_digest
 
     return weights_digest(policy)

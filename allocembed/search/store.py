@@ -1,4 +1,4 @@
-"""The three tables of an index in LanceDB, on disk or in object storage. The only module with conditions in SQL.
+"""The three tables of an index in LanceDB, on disk or in object storage.
 
 `vectors` has a row per vector, under the fingerprint of the content. `files` says which content a path has, or why it
 has none. `about` holds the settings and is written once, last: an index without it counts as absent. The vectors of a
@@ -7,9 +7,9 @@ the next run recognises them by their fingerprint and only adds the file.
 """
 
 import json
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+import os
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
@@ -17,21 +17,31 @@ from typing import Any, Self
 
 import numpy as np
 
-from allocembed.errors import AllocEmbedError, SearchError
+from allocembed.errors import SearchError
 from allocembed.search.files import FileEntry
+from allocembed.search.filters import Filters, moment
 from allocembed.search.lance import import_lancedb
 from allocembed.search.settings import IndexSettings
+from allocembed.search.storage import (
+    TABLES,
+    UNREADABLE,
+    UNWRITABLE,
+    conditions,
+    drop_tables,
+    exists,
+    locked,
+    one_of,
+    quoted,
+    storage_errors,
+)
 
-LOCK = "indexing.lock"
-PATIENCE = 5.0  # seconds to wait for the lock: two runs that start at once must not both give way
-TABLES = ("vectors", "files", "about")
 EVERYTHING = 2**31 - 1
 LOOKUP_UP_TO = 20_000  # vectors; in a larger index, the rows of a video are found by an index on that column
 EXACT_UP_TO = 50_000  # vectors; a larger index is searched approximately
 PARTITION = 4096  # vectors in one partition of the approximate index
-NAMES_AT_ONCE = 500  # values in one condition
+MOST_PROBES = 100_000  # more partitions than an index has
+ONE_BY_ONE = 500  # videos whose vectors are compared without the approximate index
 LARGE = ("film", "picture", "vector")
-UNREADABLE, UNWRITABLE = "the index cannot be read", "the index cannot be written"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +77,7 @@ class IndexStore:
     def create(cls, uri: str, settings: IndexSettings) -> Self:
         """Make an empty index. The caller holds the lock and has checked that none exists."""
         lancedb, pyarrow = import_lancedb()
-        _drop_tables(uri)  # those of an index that was never completed
+        drop_tables(uri)  # those of an index that was never completed
         try:
             with storage_errors(uri, "cannot make the index"):
                 database = lancedb.connect(uri)
@@ -76,7 +86,7 @@ class IndexStore:
                 database.create_table("about", [{"settings": settings.as_json()}], mode="create")
         except SearchError:
             with suppress(SearchError):  # the same cause may prevent this
-                _drop_tables(uri)
+                drop_tables(uri)
             raise
         return cls.open(uri)
 
@@ -130,17 +140,23 @@ class IndexStore:
 
     def _delete(self, table: Any, column: str, values: Iterable[str]) -> None:
         with storage_errors(self.uri, UNWRITABLE):
-            for condition in _conditions(column, values):
+            for condition in conditions(column, values):
                 table.delete(condition)
 
     def files(self) -> list[FileEntry]:
         """All files."""
         return self._files(None)
 
-    def files_of(self, videos: Iterable[str]) -> list[FileEntry]:
-        """The files that have the given contents."""
-        conditions = _conditions("video", videos)
-        return [file for condition in conditions for file in self._files(f"error = '' and {condition}")]
+    def files_of(self, videos: Iterable[str], filters: Filters | None = None) -> list[FileEntry]:
+        """The files that have the given contents and meet the filters."""
+        wanted = _file_condition(filters or Filters())
+        return [file for each in conditions("video", videos) for file in self._files(f"{wanted} and {each}")]
+
+    def matching(self, filters: Filters) -> set[str]:
+        """Contents of the files that meet the filters, without regard to speech."""
+        with storage_errors(self.uri, UNREADABLE):
+            query = self.files_table.search().where(_file_condition(filters)).select(["video"]).limit(EVERYTHING)
+            return set(query.to_arrow()["video"].to_pylist())
 
     def _files(self, condition: str | None) -> list[FileEntry]:
         with storage_errors(self.uri, UNREADABLE):
@@ -158,7 +174,7 @@ class IndexStore:
 
     def segments_of(self, videos: Iterable[str], large: Sequence[str] = ()) -> dict[str, list[EmbeddedSegment]]:
         """The same of some videos."""
-        return self._segments(_conditions("video", videos), large)
+        return self._segments(conditions("video", videos), large)
 
     def _segments(self, conditions: Sequence[str], large: Sequence[str]) -> dict[str, list[EmbeddedSegment]]:
         found: dict[str, list[EmbeddedSegment]] = {}
@@ -167,9 +183,21 @@ class IndexStore:
                 found.setdefault(row.pop("video"), []).append(_segment(row))
         return {video: sorted(segments, key=lambda segment: segment.number) for video, segments in found.items()}
 
+    def whole_vectors(self) -> tuple[list[str], np.ndarray]:
+        """All videos, and the vectors (n, dim) of each as a whole, in half precision to save memory."""
+        videos: list[str] = []
+        parts = [np.empty((0, len(self.settings.probe)), np.float16)]
+        with storage_errors(self.uri, UNREADABLE):
+            query = self.vectors.search().where("number = 0").select(["video", "vector"]).limit(EVERYTHING)
+            for batch in query.to_batches():
+                videos += batch["video"].to_pylist()
+                values = batch["vector"].flatten().to_numpy(zero_copy_only=False)
+                parts.append(values.reshape(len(batch), -1).astype(np.float16))
+        return videos, np.concatenate(parts)
+
     def picture(self, video: str, number: int) -> bytes | None:
         """The picture of one segment."""
-        rows = self._rows(f"{_conditions('video', [video])[0]} and number = {number}", ["picture"])
+        rows = self._rows(f"{conditions('video', [video])[0]} and number = {number}", ["picture"])
         return rows[0]["picture"] if rows else None
 
     def _rows(self, condition: str, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -183,18 +211,35 @@ class IndexStore:
             raise SearchError(f"the index at {self.uri} is damaged: make a new index")
         return rows
 
-    def nearest(self, vector: np.ndarray, limit: int) -> list[tuple[str, float]]:
-        """Video and cosine of the nearest vectors, best first. A video may occur several times."""
+    def nearest(
+        self, vector: np.ndarray, limit: int, *, among: Collection[str] | None = None, share: float = 1.0
+    ) -> list[tuple[str, float]]:
+        """Video and cosine of the nearest vectors, best first. A video may occur several times.
+
+        Only the videos `among` the given ones count: a few are compared one by one, and more are looked for by the
+        approximate index. The smaller the share of the vectors that count, the more of its partitions are searched.
+        """
         with storage_errors(self.uri, UNREADABLE):
             query = self.vectors.search(vector.astype(np.float32)).metric("cosine").limit(limit)
-            # 20 partitions and ten times as many candidates as requested cost a few milliseconds and lose little.
-            rows = query.nprobes(20).refine_factor(10).select(["video", "_distance"]).to_list()
+            if among is not None:
+                query = query.where(one_of("video", among), prefilter=True)
+            if among is not None and len(among) <= ONE_BY_ONE:
+                query = query.bypass_vector_index()
+            else:
+                # 20 partitions and ten times as many candidates as requested cost a few milliseconds and lose little.
+                query = query.nprobes(min(MOST_PROBES, int(20 / share))).refine_factor(10)
+            rows = query.select(["video", "_distance"]).to_list()
         return [(row["video"], 1 - row["_distance"]) for row in rows]
 
     def count(self) -> int:
         """Number of vectors."""
         with storage_errors(self.uri, UNREADABLE):
             return self.vectors.count_rows()
+
+    def file_count(self) -> int:
+        """Number of files."""
+        with storage_errors(self.uri, UNREADABLE):
+            return self.files_table.count_rows()
 
     def tidy(self) -> None:
         """Merge the small files that many commits leave, delete old versions, and build what a large index needs."""
@@ -223,112 +268,31 @@ class IndexStore:
     def discard(self) -> None:
         """Remove the index. The caller holds the lock."""
         with storage_errors(self.uri, "the empty index cannot be removed"):
-            _drop_tables(self.uri)
+            drop_tables(self.uri)
 
 
-def exists(uri: str) -> bool:
-    """Whether there is a complete index. In a folder, this needs no LanceDB."""
-    if is_local(uri):
-        return any((Path(uri) / "about.lance" / "_versions").glob("*.manifest"))
-    lancedb, _ = import_lancedb()
-    with storage_errors(uri, UNREADABLE):
-        return "about" in lancedb.connect(uri).list_tables().tables
+def _file_condition(filters: Filters) -> str:
+    """What the filters mean for a file, in SQL; speech is no property of a file.
 
-
-def is_free(uri: str) -> bool:
-    """Whether an index can be made here: nothing exists, or only parts of an index that was never completed."""
-    if not is_local(uri) or not Path(uri).exists():
-        return True
-    ours = {LOCK, *(f"{name}.lance" for name in TABLES)}
-    return Path(uri).is_dir() and all(path.name in ours for path in Path(uri).iterdir())
-
-
-def is_local(uri: str) -> bool:
-    """Whether the index is in a folder and not in object storage."""
-    return "://" not in uri
-
-
-@contextmanager
-def locked(uri: str) -> Iterator[None]:
-    """Hold the lock of an index, so that no other run writes to it. A killed process holds no lock.
-
-    The folder is made if it does not exist, and is removed at the end if it holds nothing but the lock. Object storage
-    has no locks: there, two runs may embed the same video twice.
+    >>> _file_condition(Filters(folder="/it's", shortest=60, least_height=720))
+    "error = '' and starts_with(path, '/it''s/') and duration >= 60 and width >= 720 and height >= 720"
     """
-    if not is_local(uri):
-        yield
-        return
-    from filelock import FileLock, Timeout
-
-    path, deadline = Path(uri) / LOCK, time.monotonic() + PATIENCE
-    made = [folder for folder in path.parent.parents if not folder.exists()]
-    lock = FileLock(path, timeout=0)
-    while not lock.is_locked:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except (Timeout, FileNotFoundError) as error:  # a run that made nothing removes the folder again
-            if time.monotonic() > deadline:
-                raise SearchError(f"another run is indexing into {uri}: wait until it is done") from error
-            time.sleep(0.05)
-        except OSError as error:
-            cause = f"the index at {uri} cannot be written ({error.strerror})"
-            raise SearchError(f"{cause}: check its permissions and the space on its disk") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if list(path.parent.iterdir()) == [path]:
-                # A process that has opened this file meanwhile sees that it has no name any more, and opens it again.
-                path.unlink()
-                for folder in (path.parent, *made):
-                    folder.rmdir()
-        lock.release()
-
-
-def _drop_tables(uri: str) -> None:
-    """Drop what there is of an index; `about` first, so that a partly dropped index counts as absent."""
-    lancedb, _ = import_lancedb()
-    with storage_errors(uri, UNWRITABLE):
-        database = lancedb.connect(uri)
-        for name in reversed(TABLES):
-            database.drop_table(name, ignore_missing=True)
-
-
-@contextmanager
-def storage_errors(uri: str, cause: str) -> Iterator[None]:
-    """Turn errors of LanceDB and the file system into one sentence. Earlier commits are kept in any case."""
-    try:
-        yield
-    except AllocEmbedError:
-        raise
-    except BaseException as error:
-        # A Rust panic, as after one flipped bit in a manifest, is no Exception, and its class cannot be imported.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        message = " ".join(str(error).split())
-        kept = "what was indexed before is kept"
-        if any(sign in message.lower() for sign in ("no space", "storage full", "quota exceeded")):
-            # LanceDB's own message is long and mostly about its internals.
-            raise SearchError(
-                f"{cause}, {uri}: its disk is full: make room and run the same command again, or choose another place "
-                f"with --to; {kept}"
-            ) from error
-        remedy = "check that it is an index, its permissions, and the space on its disk"
-        if any(sign in message.lower() for sign in ("permission denied", "read-only")):
-            remedy = "it is read-only: check its permissions"
-        raise SearchError(f"{cause}, {uri} ({message[:200]}): {remedy}; {kept}") from error
-
-
-def _conditions(column: str, values: Iterable[str]) -> list[str]:
-    """Conditions that together select the rows with these values.
-
-    >>> _conditions("path", ["it's.mp4", "b.mp4"]), _conditions("path", [])
-    (["path in ('it''s.mp4', 'b.mp4')"], [])
-    """
-    quoted = ["'" + value.replace("'", "''") + "'" for value in values]
-    parts = (quoted[first : first + NAMES_AT_ONCE] for first in range(0, len(quoted), NAMES_AT_ONCE))
-    return [f"{column} in ({', '.join(part)})" for part in parts]
+    parts = ["error = ''"]
+    if filters.folder is not None:
+        folder = str(Path(filters.folder).absolute()).rstrip(os.sep) + os.sep
+        parts.append(f"starts_with(path, {quoted(folder)})")
+    after, before = moment(filters.after), moment(filters.before)
+    height = filters.least_height
+    for condition, value in (
+        ("changed >= {}", after),
+        ("changed < {}", before),
+        ("duration >= {}", filters.shortest),
+        ("duration <= {}", filters.longest),
+        ("width >= {}", height),
+        ("height >= {}", height),
+    ):
+        parts += [] if value is None else [condition.format(value)]
+    return " and ".join(parts)
 
 
 def _row(video: str, segment: EmbeddedSegment) -> dict[str, Any]:

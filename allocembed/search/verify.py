@@ -1,12 +1,13 @@
-"""Check an index: do all files exist unchanged, do they have vectors, and are the vectors sound?"""
+"""Check an index: do all files exist unchanged, do they have vectors and lines, and are the vectors sound?"""
 
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from allocembed.search.files import FileEntry, cannot_read, fingerprint
+from allocembed.search.files import FileEntry, cannot_read, fingerprint, is_there
 from allocembed.search.index import VideoIndex
+from allocembed.search.said.lines import INSIDE, SPEECH, TextSource
 
 UNIT = 1e-3  # tolerance of a vector's length
 
@@ -25,7 +26,37 @@ def verify(index: VideoIndex) -> list[str]:
         if not file.error:
             segments = stored.get(file.video)
             problems += _problems(file, has_vectors=segments is not None and segments[0].number == 0)
+    return [*problems, *_line_problems(index)]
+
+
+def _line_problems(index: VideoIndex) -> list[str]:
+    """What is wrong with the tables of what was said."""
+    problems: list[str] = []
+    counts, sources = index.lines.counts(), index.lines.sources()
+    for source in sources:
+        where = source.owner if source.origin in (INSIDE, SPEECH) else source.origin
+        found = counts.get(source.source, 0)
+        if found != source.lines:
+            problems.append(f"{where}: {found} of its {source.lines} lines are there; run allocembed index --recheck")
+        elif source.origin not in (INSIDE, SPEECH) and is_there(source.owner):
+            problems += _subtitle_problems(source)
+    stray = counts.keys() - {source.source for source in sources}
+    if stray:
+        problems.append(f"{sum(counts[each] for each in stray)} lines belong to no file; run allocembed index")
     return problems
+
+
+def _subtitle_problems(source: TextSource) -> list[str]:
+    path = Path(source.origin)
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return [f"{path}: the subtitles no longer exist; run allocembed index on their folder"]
+    except OSError as error:
+        return [f"{path}: {cannot_read(error)}"]
+    if (status.st_size, status.st_mtime_ns) != (source.size, source.changed):
+        return [f"{path}: the subtitles have changed; run allocembed index on their folder"]
+    return []
 
 
 def _problems(file: FileEntry, has_vectors: bool) -> list[str]:

@@ -115,11 +115,15 @@ class Nursery:
         )
         self._read()
 
-    def start(self, *words: object, gates: Path | None = None) -> Child:
-        """Start a command. With `gates`, it waits at each gate of that folder; see nursery.py."""
+    def start(self, *words: object, gates: Path | None = None, settle: float | None = None) -> Child:
+        """Start a command. With `gates`, it waits at each gate of that folder; see nursery.py.
+
+        `settle` is how many seconds --watch waits for a file, instead of the usual two.
+        """
         self.started += 1
         log = self.folder / f"{self.started:05}.log"
         request = {"words": list(map(str, words)), "log": str(log), "gates": str(gates) if gates else None}
+        request["settle"] = settle
         return Child(int(self._ask(request)), log)
 
     def wait(self, child: Child, timeout: float = 120.0) -> int | None:

@@ -1,4 +1,4 @@
-"""kill -9 at random moments of `index`, `train`, `eval` and `serve`: what was committed stays, the next run finishes.
+"""kill -9 at random moments of `index`, `train`, `eval`, `serve`, `index --watch` and `mcp`: what was committed stays.
 
 After a kill the command is run again, until it ends by itself. Its result then equals that of a run nobody disturbed.
 """
@@ -26,8 +26,9 @@ from torture_parts.common import (
     save_videos,
     vectors,
 )
+from torture_parts.visitors import kill_mcp, kill_watch
 
-FULL = 100
+FULL = 150
 KILLS = 3  # of one run, before it may end
 
 
@@ -84,7 +85,7 @@ def run(settings: Settings) -> Outcome:
     outcome, source, total = Outcome("kills"), random.Random(settings.seed), settings.count(FULL)
     model = save_model(settings.folder / "model")
     save_videos(settings.folder / "videos", 8)
-    parts = (kill_index, kill_train, kill_eval, kill_serve)
+    parts = (kill_index, kill_train, kill_eval, kill_serve, kill_watch, kill_mcp)
     with Nursery(settings.folder / "logs") as nursery:
         for number, part in enumerate(parts):
             name = part.__name__.removeprefix("kill_")

@@ -1,6 +1,11 @@
-"""Damaged videos through `sample`, `windows` and `index`: each is read, or refused with a VideoError."""
+"""Damaged videos through `sample`, `windows` and `index`: each is read, or refused with a VideoError.
+
+In the index, each video has subtitles beside it, damaged ones where the video is damaged. What is said in the healthy
+ones must be found.
+"""
 
 import json
+import random
 import select
 import shutil
 import subprocess
@@ -20,6 +25,7 @@ from torture_parts.common import (
     save_model,
     vectors,
 )
+from torture_parts.media_worker import damage
 
 FULL = 5_000
 BATCH = 250  # files of one index
@@ -39,6 +45,8 @@ FORMS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("mjpeg", "mkv", {}),
     ("mjpeg", "mp4", {}),
 )
+WORDS = ("ant", "bear", "cat", "deer", "eagle", "fox", "goat", "horse", "ibex", "jackal", "koala", "lion")
+"""Said in the healthy videos, one each."""
 
 
 def run(settings: Settings) -> Outcome:
@@ -59,6 +67,7 @@ def run(settings: Settings) -> Outcome:
                 list(pool.map(lambda job: read_all(outcome, job, originals, settings.seed, damaged), jobs))
             for original in originals.iterdir():
                 shutil.copy2(original, damaged / original.name)
+            write_subtitles(damaged, random.Random(f"{settings.seed} {first}"))
             index(outcome, nursery, damaged, model, healthy, f"files {numbers[0]} to {numbers[-1]}")
             for path in damaged.iterdir():
                 path.unlink()
@@ -72,6 +81,20 @@ def write_originals(folder: Path) -> None:
         pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         pictures = [picture(number * 53 + frame) for frame in range(50)]
         write_video(folder / f"{number:02}-{codec}.{suffix}", pictures, codec=codec, options=options, pixels=pixels)
+
+
+def write_subtitles(folder: Path, source: random.Random) -> None:
+    """Subtitles beside all videos; those beside damaged ones are damaged too."""
+    for path in sorted(folder.iterdir()):
+        healthy = "-" in path.stem
+        word = WORDS[int(path.stem[:2])] if healthy else "nothing"
+        times = ("00:00:00,200 --> 00:00:00,900", "00:00:01,000 --> 00:00:01,500")
+        text = "".join(f"{number}\n{time}\nhere is the {word}\n\n" for number, time in enumerate(times * 20, 1))
+        if source.random() < 0.5:
+            text = "WEBVTT\n\n" + text.replace(",", ".")
+        suffix = ".vtt" if text.startswith("WEBVTT") else ".srt"
+        content = text.encode() if healthy else damage(text.encode(), source)
+        path.with_suffix(suffix).write_bytes(content)
 
 
 def read_all(outcome: Outcome, numbers: range, originals: Path, seed: int, damaged: Path) -> None:
@@ -123,7 +146,7 @@ def index(outcome: Outcome, nursery: Nursery, folder: Path, model: Path, healthy
     command = ("index", folder, "--to", place, "--backbone", model, *INDEX_OPTIONS)
     status, text = nursery.run(*command, timeout=TIMEOUT * 10)
     if judge(outcome, status, text, f"index of {what}"):
-        names = {path.name for path in folder.iterdir()}
+        names = {path.name for path in folder.iterdir() if path.suffix not in (".srt", ".vtt")}
         listed = _files(place)
         outcome.notes["index: embedded"] += sum(not error for error in listed.values())
         outcome.notes["index: left out"] += sum(bool(error) for error in listed.values())
@@ -132,7 +155,27 @@ def index(outcome: Outcome, nursery: Nursery, folder: Path, model: Path, healthy
         found = vectors(place)
         sound = {key: found[key] for key in found.keys() - healthy.keys()} | healthy
         check_index(outcome, place, sound, f"index of {what}")
+        check_said(outcome, nursery, place, random.Random(what), what)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def check_said(outcome: Outcome, nursery: Nursery, place: Path, source: random.Random, what: str) -> None:
+    """What is said in each healthy video is found, and `search --said` finds one of them without a model."""
+    from allocembed.search import VideoIndex
+
+    index = VideoIndex.open(str(place))
+    names = {
+        int(Path(file.path).stem[:2]): Path(file.path).name for file in index.files() if "-" in Path(file.path).stem
+    }
+    for number, name in names.items():
+        found = [Path(hit.path).name for hit in index.search(WORDS[number], said=True, top=1)]
+        if found != [name]:
+            outcome.fault("lost", f"what is said in {name} of {what} is not found, but {found}")
+        outcome.notes["said: found"] += found == [name]
+    number = source.choice(sorted(names))
+    status, text = nursery.run("search", place, WORDS[number], "--said")
+    if judge(outcome, status, text, f"search --said in {what}") and names[number] not in text:
+        outcome.fault("lost", f"search --said in {what} does not list {names[number]}: {text[-300:]}")
 
 
 def _files(place: Path) -> dict[str, str]:

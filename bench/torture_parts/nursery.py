@@ -60,10 +60,15 @@ def child(request: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     code = 70
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the harness runs in the background
     try:
         from allocembed.search import indexing
 
         indexing.COMMIT_VIDEOS = 2
+        if request["settle"] is not None:
+            from allocembed.search import watch
+
+            watch.SETTLE = watch.GRACE = request["settle"]
         if request["gates"]:
             build_gates(Path(request["gates"]))
         sys.argv = ["allocembed", *request["words"]]

@@ -1,10 +1,12 @@
 """Many clients of one server, slow ones among them: every request is answered, and memory stays flat."""
 
 import http.client
+import io
 import json
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -30,6 +32,8 @@ CLIENTS = 50
 SLOW = 5  # clients that send or read slowly
 GROWTH = 1.3  # of the server's memory after the warm-up
 TRIES = 40  # before a request counts as lost
+UPLOADS = 0.1  # share of the requests that bring a picture, or what pretends to be one
+REFUSALS = (400, 413, 415, 422)
 WORDS = ("a red car", "", "ein Hund", "🦊", "a" * 300, "42", "the end of a long day")
 
 
@@ -77,6 +81,7 @@ class Soak:
     def go(self, total: int) -> None:
         """Send all requests: a warm-up of a tenth first, after which memory is measured."""
         body = self.get("/api/search?q=warm")
+        self.get("/api/search/image", picture())  # loads the vision tower, before memory is measured
         self.videos = [hit["video"] for hit in json.loads(body or b"[]")]
         if not self.videos:
             self.outcome.fault("lost", "the first search found nothing")
@@ -111,6 +116,9 @@ class Soak:
                     return
                 self.left -= 1
                 self.outcome.runs += 1
+            if source.random() < UPLOADS:
+                self.upload(source)
+                continue
             path = self.path(source)
             if number < SLOW:
                 self.crawl(path, source)
@@ -124,15 +132,31 @@ class Soak:
         searches = tuple(f"/api/search?q={quote(words)}" for words in WORDS)
         return source.choice((*paths, *more, *searches))
 
-    def get(self, path: str) -> bytes | None:
-        """The answer to a request, repeated while the server says that it is busy."""
+    def upload(self, source: random.Random) -> None:
+        """Search by a picture: a healthy, damaged, huge or empty one, or no picture at all."""
+        healthy = picture(source.randrange(5))
+        kinds = ("image/jpeg", "image/png", "image/webp")
+        damaged = bytearray(healthy)
+        for _ in range(source.choice((1, 20))):
+            damaged[source.randrange(len(damaged))] ^= 1 << source.randrange(8)
+        size = struct.pack(">II", source.choice((1, 60_000)), 60_000)
+        header = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + size + b"\x08\x02\x00\x00\x00"
+        body = source.choice(
+            (healthy, bytes(damaged), healthy[: source.randrange(len(healthy))], source.randbytes(3000), b"", header)
+        )
+        kind = source.choice(kinds) if source.random() < 0.9 else "text/plain"
+        self.get("/api/search/image", body, kind)
+
+    def get(self, path: str, body: bytes | None = None, kind: str = "image/jpeg") -> bytes | None:
+        """The answer to a request, repeated while the server says that it is busy. With a body, it is a POST."""
         cause = ""
         for attempt in range(TRIES):
             connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
             try:
-                connection.request("GET", path)
+                headers = {} if body is None else {"Content-Type": kind}
+                connection.request("GET" if body is None else "POST", path, body, headers)
                 response = connection.getresponse()
-                body = response.read()
+                answer = response.read()
             except TimeoutError:
                 self.fault("hangs", f"{path}: no answer in 60 s")
                 return None
@@ -149,10 +173,14 @@ class Soak:
                 time.sleep(float(wait) * random.uniform(0.5, 1.5))
                 continue
             if response.status >= 500:
-                self.fault("crashes", f"{path}: {response.status} {body[:200]!r}")
+                self.fault("crashes", f"{path}: {response.status} {answer[:200]!r}")
+            elif body is not None:
+                self.count(f"pictures {'read' if response.status == 200 else 'refused'}")
+                if response.status != 200 and response.status not in REFUSALS:
+                    self.fault("wrong", f"{path}: {response.status} {answer[:200]!r}")
             elif path.startswith("/api/search"):
-                self.compare(path, body)
-            return body
+                self.compare(path, answer)
+            return answer
         self.fault("lost", f"{path}: refused {TRIES} times {cause}")
         return None
 
@@ -189,6 +217,15 @@ class Soak:
     def fault(self, kind: str, example: str) -> None:
         with self.lock:
             self.outcome.fault(kind, example)
+
+
+def picture(number: int = 0) -> bytes:
+    """A small JPEG."""
+    from PIL import Image
+
+    made = io.BytesIO()
+    Image.new("RGB", (64, 48), (number * 40, 90, 160)).save(made, format="JPEG")
+    return made.getvalue()
 
 
 def resident(pid: int) -> int:

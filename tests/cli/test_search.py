@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from allocembed.search import indexing
 from tests.clips import picture, write_video
@@ -90,6 +91,17 @@ def test_search_by_example_cuts_the_moments_out(place, tmp_path):
     assert [path.name for path in (tmp_path / "moments").iterdir()] == ["01-v1-0s.mp4"]
 
 
+def test_search_takes_sentences_pictures_and_moments_together(place, tmp_path):
+    Image.fromarray(picture(37)).save(tmp_path / "a.png")
+    video = place.parent / "videos" / "v1.mp4"
+    shown = ("--image", tmp_path / "a.png", "--like", f"{video}@0-0:00.2", "--json")
+    hits = [
+        json.loads(run("search", place, *words, *shown).stdout) for words in ((), ("a", "b", "--not", "c", "--refine"))
+    ]
+    assert [len(each) for each in hits] == [3, 3] and hits[0][0]["score"] != hits[1][0]["score"]
+    assert {hit["look_tokens"] for hit in hits[0]} == {0}
+
+
 def test_a_budget_that_no_video_can_meet_leaves_no_index(place, tmp_path, qwen3_folder):
     words = ["index", place.parent / "videos", "--to", tmp_path / "new", "--backbone", qwen3_folder]
     result = run(*words, "--budget", 1)
@@ -137,6 +149,8 @@ def test_files_can_be_removed(place, tmp_path):
         (["index", "rm", "{place}", "elsewhere.mp4"], "is not in the index"),
         (["index", "export", "{place}", "--out", "all.txt"], "must end in .parquet or .npz"),
         (["search", "{place}", "--like", "nowhere.mp4"], "no such file or folder"),
+        (["search", "{place}", "a dog", "--like", "nowhere.mp4@1-2"], "nowhere.mp4: no such file or folder"),
+        (["search", "{place}", "--image", "nowhere.jpg"], "nowhere.jpg: no such file or folder"),
     ],
 )
 def test_what_a_user_can_fix_is_one_line_and_leaves_nothing(place, tmp_path, words, said):
@@ -150,7 +164,7 @@ def test_what_a_user_can_fix_is_one_line_and_leaves_nothing(place, tmp_path, wor
     "words",
     [
         ["search", "{place}"],
-        ["search", "{place}", "a dog", "--like", "a.mp4"],
+        ["search", "{place}", "--not", "a dog"],
         ["search", "{place}", "a dog", "--top", "0"],
         ["index", "--to", "{place}"],
         ["index", "{place}"],
@@ -194,7 +208,9 @@ def test_serve_answers_until_it_is_stopped(place):
 
 def test_the_token_comes_from_a_file_or_the_environment(place, tmp_path, monkeypatch):
     secrets = []
-    monkeypatch.setattr("allocembed.search.server.run", lambda index, host, port, token: secrets.append(token))
+    monkeypatch.setattr(
+        "allocembed.search.web.server.run", lambda index, host, port, token, show: secrets.append(token)
+    )
     (tmp_path / "token").write_text("from a file\n")
     (tmp_path / "empty").touch()
     assert run("serve", place).returncode == 0
@@ -206,6 +222,13 @@ def test_the_token_comes_from_a_file_or_the_environment(place, tmp_path, monkeyp
     for name in ("empty", "nothing"):
         refused = run("serve", place, "--token-file", tmp_path / name)
         assert refused.returncode == 1 and "cannot read the token" in refused.stderr
+
+
+def test_the_page_is_opened_in_a_browser_only_if_asked_for(place, monkeypatch):
+    shown = []
+    monkeypatch.setattr("allocembed.search.web.server.run", lambda index, host, port, token, show: shown.append(show))
+    assert run("serve", place).returncode == 0 and run("serve", place, "--open").returncode == 0
+    assert shown == [None, ""]
 
 
 def test_ctrl_c_says_what_is_kept(place, tmp_path, qwen3_folder, monkeypatch):
@@ -256,3 +279,27 @@ def test_a_fifo_is_named_and_the_run_goes_on(place, tmp_path, qwen3_folder):
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert result.returncode == 1 and said in result.stderr, result.stderr
         assert "pipe.mp4: not a regular file" in result.stderr or "as before" in said
+
+
+def test_what_was_said_filters_and_duplicates(place):
+    videos = place.parent / "videos"
+    (videos / "v1.srt").write_text("00:00:00,100 --> 00:00:00,300\nthe <b>rates</b> rise\n")
+    (videos / "v2.vtt").write_text("nothing with a time\n")
+    result = run("index", videos, "--to", place)
+    assert (
+        "1 lines of what is said" in result.stderr and "note: " in result.stderr and "v2.vtt: no line" in result.stderr
+    )
+    with mock.patch("allocembed.search.index._load", side_effect=AssertionError("no model is needed")):
+        found = run("search", place, "rising rates", "--said")
+        assert "v1.mp4" in found.stdout and "“the rates rise”" in found.stdout
+        assert "nothing found" in run("search", place, "rates", "--said", "--longest", "0.1").stderr
+        hits = json.loads(run("search", place, "rates", "--said", "--has-speech", "--json").stdout)
+        assert [(hit["line"], hit["line_start"], hit["score"]) for hit in hits] == [("the rates rise", 0.1, 1.0)]
+    assert run("search", place, "rates", "--said", "--seen").returncode == 2
+    assert "cannot filter by after" in run("search", place, "rates", "--after", "soon").stderr
+    groups = json.loads(run("index", "dups", place, "--threshold", "0.01", "--json").stdout)
+    assert [len(group) for group in groups] == [3]
+    assert "0 groups" in run("index", "dups", place, "--threshold", "1").stderr
+    with mock.patch.dict(sys.modules, {"faster_whisper": None}):
+        result = run("index", videos, "--to", place, "--speech")
+    assert result.returncode == 1 and "speech to text needs faster-whisper" in result.stderr

@@ -1,103 +1,343 @@
-"""The page in a real browser: search, click, and the player stands at the moment that was found.
+"""The page in a real browser: what it finds, how it is used without a mouse, and what it says of what goes wrong."""
 
-ALLOCEMBED_SCREENSHOT=docs/search.png writes the picture of the documentation on the way.
-"""
-
-import os
+import io
+import json
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from PIL import Image
 
 from allocembed.config import EmbedConfig
 from allocembed.search import VideoIndex
+from allocembed.search.cut import cut
+from allocembed.search.frames import frame_jpeg
 from tests.chromium import Chromium
 from tests.world_videos import draw_videos, sentences, write_videos
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 pytest.importorskip("fastapi", reason="pip install 'allocembed[search]'")
 
+from fastapi import HTTPException
+
+from allocembed.search.web.limits import WorkQueue
 from tests.served import serving
 
 pytestmark = pytest.mark.slow
-VIDEOS = 8
+DRAWN, VIDEOS = 6, 7
+LONG = "a name that goes on and on, as those of videos from meetings and of films from the web often do, and_then_some"
+LINE = "the ferry leaves at noon"
+CARDS = "document.querySelectorAll('#results .card:not(.ghost)')"
+WATCH = """window.wrong = [];
+addEventListener('error', e => wrong.push(e.message));
+addEventListener('unhandledrejection', e => wrong.push(String(e.reason)));
+addEventListener('securitypolicyviolation', e => wrong.push(e.violatedDirective + ' ' + e.blockedURI));"""
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def open_browser(tmp_path_factory):
     with Chromium(tmp_path_factory.mktemp("profile"), 1200, 1120) as made:
+        made.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
         yield made
+
+
+@pytest.fixture
+def browser(open_browser):
+    """The browser at a usual size in light colours; after the test, nothing may have gone wrong unseen."""
+    open_browser.resize(1200, 1120)
+    open_browser.prefer("light")
+    yield open_browser
+    assert open_browser.run("window.wrong ?? []") == []
 
 
 @pytest.fixture(scope="module")
 def timelines():
-    return draw_videos(VIDEOS, 0, seed=607)
+    return draw_videos(DRAWN, 0, seed=607)
 
 
 @pytest.fixture(scope="module")
-def client(browser, timelines, tmp_path_factory):
+def index(open_browser, timelines, tmp_path_factory) -> VideoIndex:
+    """Drawn videos, one of them with subtitles, and a short one with a long name in a folder of its own."""
     folder = tmp_path_factory.mktemp("page")
-    (folder / "videos").mkdir()
+    (folder / "videos" / "short").mkdir(parents=True)
     write_videos(timelines, folder / "videos")
-    index = VideoIndex.create(folder / "index", EmbedConfig("nano-qwen3"))
-    index.add([folder / "videos"])
+    cut(folder / "videos" / "000.mp4", 20, 26, folder / "videos" / "short", LONG)
+    (folder / "videos" / "002.srt").write_text(f"1\n00:00:20,000 --> 00:00:24,000\n{LINE}\n")
+    made = VideoIndex.create(folder / "index", EmbedConfig("nano-qwen3"))
+    made.add([folder / "videos"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(index):
     with serving(index) as made:
         yield made
 
 
-def test_search_and_click_and_the_player_stands_at_the_moment(browser, client, timelines, tmp_path):
+@pytest.fixture
+def search(browser, client):
+    """Opens the page with a search and waits for its results."""
+
+    def start(words: str, count: int = VIDEOS, **more: str) -> None:
+        rest = "".join(f"&{name}={quote(value)}" for name, value in more.items())
+        browser.go(f"http://127.0.0.1:{client.port}/?q={quote(words)}{rest}")
+        browser.wait(f"{CARDS}.length === {count}")
+
+    return start
+
+
+def text(browser, name: str) -> str:
+    return browser.run(f"document.getElementById({json.dumps(name)}).textContent")
+
+
+def test_search_and_click_and_the_player_stands_at_the_moment(browser, client, timelines):
     sentence = sentences(timelines, moments=1, whole=0, seed=3)[0]
     browser.go(f"http://127.0.0.1:{client.port}/")
     browser.wait(f"document.getElementById('about')?.textContent.startsWith('{VIDEOS} videos')")
     browser.click("#query")
     browser.type(sentence.text)
     browser.press("Enter", "\r")
-    browser.wait(f"document.querySelectorAll('#results button').length === {VIDEOS}")
+    browser.wait(f"{CARDS}.length === {VIDEOS}")
     browser.wait("document.querySelector('#results img').naturalWidth > 0")
     browser.click("#results button")
     hit = client.search(sentence.text, top=1)[0]
     assert hit["path"] == sentence.name and hit["start"] < sentence.moment[1] and sentence.moment[0] < hit["end"]
     browser.wait("player.readyState >= 2 && !player.seeking && document.querySelectorAll('#film button').length > 0")
-    assert abs(browser.run("player.currentTime") - hit["start"]) < 0.05, "the player's time is the moment's start"
-    assert browser.run("document.getElementById('name').textContent") == sentence.name
+    browser.wait("!document.getElementById('when').textContent.includes('looking closer') && !player.seeking")
+    first, last = sentence.moment
+    assert first - 2 < browser.run("player.currentTime") < last, "the player is where the thing is"
+    assert text(browser, "name") == sentence.name
     about = client.json(f"/api/videos/{hit['video']}")
     assert browser.run("document.querySelectorAll('#film button').length") == len(about["film"]["chunks"])
     assert browser.run("document.querySelectorAll('#budget i').length") == len(about["film"]["chunks"])
-    assert f"{about['film']['cost']} of {about['film']['budget']} tokens" in browser.run("spent.textContent")
+    assert f"{about['film']['cost']} of {about['film']['budget']} tokens" in text(browser, "spent")
     assert browser.run("document.querySelectorAll('#moments .best').length") == 1
-    wanted = os.environ.get("ALLOCEMBED_SCREENSHOT")
-    browser.run("scrollTo(0, 0)")
-    browser.screenshot(Path(wanted) if wanted else tmp_path / "page.png")
     browser.click("#film button:nth-child(4)")
     browser.wait(f"Math.abs(player.currentTime - {about['film']['chunks'][3]['times'][0]}) < 0.05")
 
 
-def test_the_keyboard_alone_is_enough(browser, client):
-    browser.go(f"http://127.0.0.1:{client.port}/?q=a%20red%20dog")
-    browser.wait(f"document.querySelectorAll('#results button').length === {VIDEOS}")
+def test_scores_are_explained_and_a_toy_model_is_called_one(browser, search, timelines):
+    sentence = sentences(timelines, moments=1, whole=0, seed=3)[0]
+    search(sentence.text)
+    browser.wait("!document.getElementById('notice').hidden")
+    assert "Toy model: nano-qwen3 knows only" in text(browser, "notice")
+    words = browser.run("[...document.querySelectorAll('.match')].map(e => e.textContent)")
+    assert words[0] == "Strong match (toy)" and words[-1] == "Weak match (toy)"
+    browser.click("#results button")
+    assert "far above what other videos here get" in text(browser, "why")
+
+
+def test_a_card_shows_one_whole_frame_and_all_of_it(browser, search):
+    search("a red dog")
+    browser.wait("[...document.querySelectorAll('#results img')].every(e => e.naturalWidth > 0)")
+    shapes = browser.run("[...document.querySelectorAll('#results img')].map(e => e.naturalWidth / e.naturalHeight)")
+    assert all(0.7 < shape < 1.4 for shape in shapes), "a strip of several frames would be wider"
+    assert browser.run("getComputedStyle(document.querySelector('#results img')).objectFit") == "contain"
+
+
+def test_the_keyboard_alone_is_enough(browser, search):
+    search("a red dog")
     browser.run("document.activeElement.blur()")
     browser.press("/")
     assert browser.run("document.activeElement.id") == "query"
-    browser.press("ArrowDown")
-    browser.press("ArrowDown")
-    assert browser.run("[...document.querySelectorAll('#results button')].indexOf(document.activeElement)") == 1
+    at = f"[...{CARDS}].indexOf(document.activeElement)"
+    places = []
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "ArrowUp"):
+        browser.press(key)
+        places.append(browser.run(at))
+    assert places[:4] == [0, 1, 2, 1] and places[4] > 2 and places[5] == 1, places
     browser.press("Enter", "\r")
     browser.wait("!document.getElementById('view').hidden && player.readyState >= 1")
+    assert browser.run("document.activeElement.id") == "view", "the focus follows to the player"
+    seen = set()
+    browser.wait("document.querySelectorAll('#film button').length > 0")
+    for _ in range(12):
+        browser.press("Tab")
+        seen.add(browser.run("document.activeElement.id"))
+    assert {"player", "close", "clip", "similar"} <= seen
     browser.press("Escape")
-    assert browser.run("document.getElementById('view').hidden")
+    assert browser.run("document.getElementById('view').hidden") and browser.run(at) == 1, "and back to the card"
 
 
-def test_it_fits_a_phone_in_the_dark(browser, client):
-    size = {"width": 360, "height": 700, "deviceScaleFactor": 1, "mobile": True}
-    browser.call("Emulation.setDeviceMetricsOverride", **size)
-    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    browser.go(f"http://127.0.0.1:{client.port}/?q=a%20red%20dog")
-    browser.wait(f"document.querySelectorAll('#results button').length === {VIDEOS}")
+def test_everything_that_can_be_used_has_a_name_for_screen_readers(browser, search):
+    search("a red dog", also="a blue house")
     browser.click("#results button")
     browser.wait("document.querySelectorAll('#film button').length > 0")
-    assert browser.run("document.documentElement.scrollWidth") <= 360, "nothing sticks out sideways"
+    roles = ("button", "link", "textbox", "searchbox", "combobox", "DisclosureTriangle", "Date")
+    nodes = [
+        node
+        for node in browser.call("Accessibility.getFullAXTree")["nodes"]
+        if not node.get("ignored") and node["role"]["value"] in roles
+    ]
+    assert len(nodes) > 30 and [node for node in nodes if not node["name"]["value"].strip()] == []
+    names = [node["name"]["value"] for node in nodes]
+    assert any("to" in name and "match" in name for name in names if name.endswith("(toy)")), names
+    assert browser.run("document.getElementById('status').getAttribute('aria-live')") == "polite"
+    assert text(browser, "status").startswith(f"{VIDEOS} videos in ")
+
+
+def test_it_fits_a_phone_in_the_dark(browser, search):
+    browser.resize(390, 844, phone=True)
+    browser.prefer("dark")
+    search("a red dog", folder="short", count=1)
+    assert browser.run("document.documentElement.scrollWidth") <= 390, "a short video's strip does not widen the page"
+    assert LONG[:30] in browser.run("document.querySelector('#results b').textContent")
+    search("a red dog", lasts="60-300", count=DRAWN)
+    browser.click("#results button")
+    browser.wait("document.querySelectorAll('#film button').length > 0")
+    assert browser.run("document.getElementById('filters').open")
+    for width in (390, 320):
+        browser.resize(width, 844, phone=True)
+        assert browser.run("innerWidth") == width
+        assert browser.run("document.documentElement.scrollWidth") <= width, "nothing sticks out sideways"
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(21, 22, 26)"
 
 
-def test_what_goes_wrong_is_said_on_the_page(browser, client):
+def test_colours_follow_the_system_until_they_are_chosen(browser, client):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    browser.go(f"http://127.0.0.1:{client.port}/")
+    assert browser.run(colour) == "rgb(251, 251, 249)"
+    browser.prefer("dark")
+    assert browser.run(colour) == "rgb(21, 22, 26)"
+    browser.click("#theme")
+    assert browser.run(colour) == "rgb(251, 251, 249)"
+    browser.go(f"http://127.0.0.1:{client.port}/")
+    assert browser.run(colour) == "rgb(251, 251, 249)", "the choice is kept"
+    browser.run("localStorage.clear()")
+
+
+@pytest.fixture
+def photo(index, timelines, tmp_path) -> tuple[Path, str]:
+    """A picture of a moment of a video, and the video's id."""
+    file = next(file for file in index.files() if file.path.endswith("003.mp4"))
+    frame, _ = frame_jpeg(file.path, sum(timelines.moment(3, 0)) / 2)
+    Image.open(io.BytesIO(frame)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png", file.video
+
+
+def test_a_picture_that_is_dropped_finds_its_video(browser, client, photo):
+    browser.go(f"http://127.0.0.1:{client.port}/")
+    browser.drop(photo[0])
+    browser.wait(f"{CARDS}.length === {VIDEOS}")
+    assert photo[1] in browser.run("document.querySelector('#results img').src")
+    assert browser.run("document.getElementById('drop').hidden && !document.getElementById('picture').hidden")
+    assert "by this picture" in text(browser, "status")
+    browser.click("#unpick")
+    assert browser.run("document.getElementById('picture').hidden")
+
+
+def test_a_file_that_is_no_picture_is_not_searched_by(browser, client, tmp_path):
+    (tmp_path / "notes.txt").write_text("not a picture")
+    browser.go(f"http://127.0.0.1:{client.port}/")
+    browser.drop(tmp_path / "notes.txt")
+    browser.wait("document.getElementById('status').textContent.includes('not a picture')")
+
+
+def test_a_picture_can_be_pasted(browser, client, photo):
+    browser.go(f"http://127.0.0.1:{client.port}/")
+    data = json.dumps(list(photo[0].read_bytes()))
+    browser.run(
+        f"(() => {{ const data = new DataTransfer(); data.items.add(new File([new Uint8Array({data})], 'a.png', "
+        "{type: 'image/png'})); document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, "
+        "bubbles: true, cancelable: true})); })()"
+    )
+    browser.wait(f"{CARDS}.length === {VIDEOS}")
+    assert photo[1] in browser.run("document.querySelector('#results img').src")
+
+
+def test_what_was_said_is_under_the_hit_and_beside_the_player(browser, search):
+    search("when does the ferry leave", said="true", count=1)
+    assert browser.run("document.querySelector('#results .quote').textContent") == f"“{LINE}”"
+    browser.click("#results button")
+    browser.wait("document.querySelector('#lines .hit') !== null")
+    browser.wait("player.readyState >= 1 && Math.abs(player.currentTime - 20) < 0.05")
+
+
+def test_filters_sorting_and_the_back_button(browser, search):
+    search("a red dog")
+    names = "[...document.querySelectorAll('#results b')].map(e => e.textContent)"
+    browser.run("sort.value = 'name', sort.dispatchEvent(new Event('change'))")
+    assert browser.run(names) == sorted(browser.run(names), key=str.lower)
+    browser.run("document.querySelector('#filters').open = true")
+    browser.run("(e => { e.value = 'short'; e.dispatchEvent(new Event('change', {bubbles: true})); })"
+                "(document.querySelector('[name=folder]'))")  # fmt: skip
+    browser.wait(f"{CARDS}.length === 1")
+    assert text(browser, "active") == "1" and "folder=short" in browser.run("location.search")
+    browser.run("history.back()")
+    browser.wait(f"{CARDS}.length === {VIDEOS}")
+
+
+def test_the_moment_can_be_downloaded_and_similar_videos_shown(browser, search):
+    search("a red dog")
+    browser.click("#results button")
+    browser.wait("document.getElementById('clip').href && document.querySelectorAll('#film button').length > 0")
+    size = browser.run("fetch(document.getElementById('clip').href).then(r => r.ok ? r.blob() : {}).then(b => b.size)")
+    assert size > 1000
+    browser.click("#similar")
+    browser.wait(f"{CARDS}.length === {VIDEOS - 1}")
+    assert "like " in text(browser, "status")
+
+
+def test_no_result_says_what_to_try(browser, search):
+    search("a red dog", least_height="2160", count=0)
+    browser.wait("!document.getElementById('state').hidden")
+    said = text(browser, "state")
+    assert "Nothing found" in said and "clear the filters" in said and f"holds {VIDEOS} videos" in said
+    browser.click("#state button")
+    browser.wait(f"{CARDS}.length === {VIDEOS}")
+    assert browser.run("location.search") == "?q=a+red+dog"
+
+
+def test_an_unanswerable_question_is_explained(browser, client):
     browser.go(f"http://127.0.0.1:{client.port}/?q=%3C%7Cvideo_pad%7C%3E")
-    browser.wait("document.getElementById('status').textContent.includes('remove it from the text')")
+    browser.wait("document.getElementById('state').textContent.includes('remove it from the text')")
+
+
+def test_a_server_that_is_gone_is_named_and_can_be_tried_again(browser, index):
+    with serving(index) as own:
+        browser.go(f"http://127.0.0.1:{own.port}/?q=a+red+dog")
+        browser.wait(f"{CARDS}.length === {VIDEOS}")
+        browser.call("Network.enable")
+        lost = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        browser.call("Network.emulateNetworkConditions", offline=True, **lost)
+        browser.click("form .primary")
+        browser.wait("document.getElementById('state').textContent.includes('allocembed serve is still running')")
+        browser.call("Network.emulateNetworkConditions", offline=False, **lost)
+        browser.click("#state button")
+        browser.wait(f"{CARDS}.length === {VIDEOS}")
+    browser.click("form .primary")
+    browser.wait("document.getElementById('state').textContent.includes('The server does not answer')")
+
+
+def test_a_busy_server_is_asked_again_and_then_named(browser, client, monkeypatch):
+    real, refused = WorkQueue.place, []
+
+    @contextmanager
+    def refuse(queue):
+        if len(refused) < limit:
+            refused.append(1)
+            raise HTTPException(503, "busy", headers={"Retry-After": "0.05"})
+        with real(queue):
+            yield
+
+    monkeypatch.setattr(WorkQueue, "place", refuse)
+    limit = 2
+    browser.go(f"http://127.0.0.1:{client.port}/?q=a+red+dog")
+    browser.wait(f"{CARDS}.length === {VIDEOS}")
+    assert len(refused) == 2
+    limit = 100
+    browser.click("form .primary")
+    browser.wait("document.getElementById('state').textContent.includes('The server is busy')")
+    assert len(refused) == 7, "five attempts"
+
+
+def test_a_file_that_is_gone_is_named_in_the_player(browser, search, index):
+    path = Path(next(file.path for file in index.files() if file.path.endswith("001.mp4")))
+    hidden = path.rename(path.with_suffix(".away"))
+    try:
+        search("a red dog")
+        browser.run(f"[...{CARDS}].find(e => e.textContent.includes('001.mp4')).click()")
+        browser.wait("document.getElementById('unplayable').textContent.includes('gone from the disk')")
+    finally:
+        hidden.rename(path)

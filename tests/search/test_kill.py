@@ -14,6 +14,7 @@ import pytest
 from allocembed.search import VideoIndex
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
+from tests.search.said.test_reading import write_lines
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 
@@ -87,6 +88,7 @@ def test_ten_kills_lose_nothing_and_repeat_nothing(nursery, tmp_path, qwen3_fold
 
     def add_some() -> None:
         for path in waiting[:BATCH]:
+            write_lines(folder / f"{path.stem}.srt", f"this is {path.stem}", "and more")
             path.rename(folder / path.name)
         del waiting[:BATCH]
 
@@ -99,7 +101,7 @@ def test_ten_kills_lose_nothing_and_repeat_nothing(nursery, tmp_path, qwen3_fold
     while waiting:
         add_some()
         run = nursery.start(*command, "--to", place)
-        time.sleep(source.uniform(0.2, 1.0) * usual)
+        time.sleep(source.uniform(0.15, 0.85) * usual)  # the first run, which makes the index, is slower
         with suppress(ProcessLookupError):  # it may just have ended
             os.kill(run, signal.SIGKILL)
         killed += nursery.end() == -signal.SIGKILL
@@ -108,9 +110,11 @@ def test_ten_kills_lose_nothing_and_repeat_nothing(nursery, tmp_path, qwen3_fold
     assert killed >= KILLS // 2, "most of the kills must hit a run that is still working"
     index = VideoIndex.open(place)
     assert not verify(index), "no vector twice, none missing"
-    assert {Path(file.path).name for file in index.files()} == {path.name for path in folder.iterdir()}
+    assert {Path(file.path).name for file in index.files()} == {path.name for path in folder.glob("*.mp4")}
     assert all(len(index.segments(file.video)) == (3 if file.duration > 3 else 1) for file in index.files())
     info = index.info()
+    assert info["lines"] == 2 * BATCH * (KILLS + 1), "no line twice, none missing"
+    assert [Path(hit.path).stem for hit in index.search("v07", said=True)] == ["v07"]
     assert (info["videos"], info["files"], info["failed"]) == (BATCH * (KILLS + 1), BATCH * (KILLS + 1), 0)
 
 

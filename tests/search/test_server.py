@@ -20,7 +20,7 @@ from tests.clips import picture, write_video
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 pytest.importorskip("fastapi", reason="pip install 'allocembed[search]'")
 
-from allocembed.search import connections
+from allocembed.search.web import connections
 from tests.served import Client, serving
 
 pytestmark = pytest.mark.slow  # whole runs, servers and command lines
@@ -138,19 +138,22 @@ def test_any_unicode_is_a_query(client):
 
 
 def test_only_reading_is_allowed(client):
-    for method in ("POST", "PUT", "DELETE", "PATCH"):
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert client.get("/api/search?q=a", method=method).status == 405
+    for method in ("GET", "PUT", "OPTIONS"):  # without OPTIONS, another site's page cannot send a picture
+        assert client.get("/api/search/image", method=method).status == 405
 
 
 def test_another_site_s_name_for_this_machine_is_refused(client):
     assert client.get("/api/info", {"Host": "evil.example"}).status == 400
     headers = client.get("/").headers
-    assert "default-src 'self'" in headers["Content-Security-Policy"] and headers["X-Content-Type-Options"] == "nosniff"
+    assert "default-src 'none'" in headers["Content-Security-Policy"] and headers["X-Content-Type-Options"] == "nosniff"
+    assert "unsafe-inline" not in headers["Content-Security-Policy"]
 
 
 def test_a_token_is_asked_of_everyone(index):
     with serving(index, token="a secret ☃") as client:
-        for path in ("/", "/api/info", "/api/search?q=a", "/openapi.json"):
+        for path in ("/", "/page/page.js", "/api/info", "/api/search?q=a", "/openapi.json"):
             assert client.get(path).status == 401
             assert client.get(path, {"Authorization": "Bearer wrong"}).status == 401
         first = client.get("/?token=a%20secret%20%E2%98%83")
@@ -162,7 +165,7 @@ def test_a_token_is_asked_of_everyone(index):
 
 
 def test_others_are_let_in_with_a_token_only(index):
-    from allocembed.search.server import run
+    from allocembed.search.web.server import run
 
     with pytest.raises(SearchError, match="--token"):
         run(index, "0.0.0.0", 0, None)

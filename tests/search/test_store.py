@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from allocembed.errors import BackboneError
-from allocembed.search import SearchError, VideoIndex, store
+from allocembed.search import SearchError, VideoIndex, storage, store
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 
@@ -37,7 +37,7 @@ def test_a_read_only_index_is_searched_but_not_written(index, folder, monkeypatc
 
 
 def test_two_runs_do_not_index_at_once(index, folder, monkeypatch):
-    monkeypatch.setattr(store, "PATIENCE", 0)
+    monkeypatch.setattr(storage, "PATIENCE", 0)
     with index.store.locked(), pytest.raises(SearchError, match="another run is indexing"):
         VideoIndex.open(index.store.uri).add([folder])
 
@@ -90,7 +90,7 @@ def test_an_index_is_never_made_over_another(index, config, embedder, monkeypatc
     with pytest.raises(SearchError, match="already an index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
     monkeypatch.setattr("allocembed.search.index.exists", lambda uri: False)
-    monkeypatch.setattr(store, "_drop_tables", lambda uri: None)
+    monkeypatch.setattr(store, "drop_tables", lambda uri: None)
     with pytest.raises(SearchError, match="cannot make the index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
     assert index.info() == before
@@ -101,7 +101,7 @@ def test_a_lock_that_is_held_for_a_moment_stops_nobody(tmp_path, config, embedde
     place, taken = str(tmp_path / "index"), Event()
 
     def hold():
-        with store.locked(place):
+        with storage.locked(place):
             taken.set()
             time.sleep(0.4)
 
@@ -112,9 +112,9 @@ def test_a_lock_that_is_held_for_a_moment_stops_nobody(tmp_path, config, embedde
 
 
 def test_a_second_run_is_refused_while_the_first_makes_the_index(tmp_path, config, embedder, monkeypatch):
-    monkeypatch.setattr(store, "PATIENCE", 0)
+    monkeypatch.setattr(storage, "PATIENCE", 0)
     place = str(tmp_path / "index")
-    with store.locked(place), pytest.raises(SearchError, match="another run is indexing"):
+    with storage.locked(place), pytest.raises(SearchError, match="another run is indexing"):
         VideoIndex.create(place, config, embedder=embedder)
     assert not Path(place).exists(), "a folder with nothing but a lock is removed"
 
@@ -145,7 +145,7 @@ def test_an_index_with_vectors_is_not_discarded(index):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", store.TABLES)
+@pytest.mark.parametrize("table", storage.TABLES)
 def test_one_flipped_bit_in_a_manifest_is_an_error_that_names_the_index(index, table):
     manifest = max((Path(index.store.uri) / f"{table}.lance" / "_versions").glob("*.manifest"), key=os.path.getmtime)
     whole, refused = manifest.read_bytes(), 0
@@ -178,11 +178,11 @@ class PanicException(BaseException):
 def test_whatever_lance_raises_is_an_error_that_a_user_can_read(error):
     with (
         pytest.raises(SearchError, match="the index cannot be read, here"),
-        store.storage_errors("here", store.UNREADABLE),
+        storage.storage_errors("here", storage.UNREADABLE),
     ):
         raise error
 
 
 def test_ctrl_c_is_no_storage_error():
-    with pytest.raises(KeyboardInterrupt), store.storage_errors("here", store.UNREADABLE):
+    with pytest.raises(KeyboardInterrupt), storage.storage_errors("here", storage.UNREADABLE):
         raise KeyboardInterrupt

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from allocembed.search import VideoIndex
+from tests.search.said.test_reading import write_lines
 from tests.world_videos import draw_videos, sentences, write_videos
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
@@ -60,6 +61,29 @@ def test_the_command_finds_and_cuts_the_moment(timelines, place, tmp_path):
     assert len(list((tmp_path / "cut").glob("01-*.mp4"))) == 1
     result = run("search", place, "--like", hits[0]["path"], "--top", 1, "--json")
     assert result.returncode == 0 and json.loads(result.stdout)[0]["path"] == hits[0]["path"]
+
+
+def test_what_only_speech_answers_and_what_only_pixels_answer_both_come_first(timelines, place):
+    folder = place.parent / "videos"
+    chatter = [
+        "so what do we do now",
+        "a good sign",
+        "the word of the day",
+        "I have seen it on the beach",
+        "red or blue",
+    ]
+    for number, video in enumerate(sorted(folder.glob("*.mp4"))):
+        answer = ["when interest", "rates rise again"] if number == 41 else []
+        write_lines(video.with_suffix(".srt"), *chatter[number % 5 :], *answer)
+    index = VideoIndex.open(place)
+    report = index.add([folder])
+    assert report.embedded == 0 and report.lines > 100
+    hit = index.search("interest rates rise", top=3)[0]
+    assert Path(hit.path).name == "041.mp4" and hit.line and hit.start == hit.line_start
+    for sentence in sentences(timelines, moments=6, whole=6, seed=3):
+        vector = index.embed_query(sentence.text)
+        by_both = index.search(sentence.text, top=1, vector=vector)[0]
+        assert by_both.video == index.search_vector(vector, top=1)[0].video and not by_both.line
 
 
 def test_what_was_spent_is_told_and_within_the_budget(place):

@@ -1,61 +1,77 @@
 """The search page and its JSON interface: FastAPI over one index, made for long running.
 
-Files are served by the id of their content, and only while they are unchanged; no request names a path. Only short GET
-requests are accepted. Searches wait for each other in a queue of limited length; further ones get a 503. A slow
-download of a video delays nobody else, and idle connections are closed (`connections`).
+Files are served by the id of their content, and only while they are unchanged; no request names a path. Requests are
+short GETs, and one POST that brings a picture. Searches wait for each other in a queue of limited length; further ones
+get a 503. A slow download of a video delays nobody else, and idle connections are closed (`connections`).
 """
 
 import hashlib
 import hmac
-import ipaddress
-import math
 import mimetypes
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+import webbrowser
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from allocembed import __version__
 from allocembed.errors import AllocEmbedError, MissingDependency, SearchError
 from allocembed.film import scale_colour
 from allocembed.output.console import stderr
-from allocembed.search.files import FileEntry, fingerprint, identity
-from allocembed.search.index import LONGEST_QUERY, Hit, VideoIndex
+from allocembed.search.files import FileEntry
+from allocembed.search.index import VideoIndex
 
 try:
     import uvicorn
-    from fastapi import FastAPI, HTTPException, Query, Request, Response
+    from fastapi import Depends, FastAPI, HTTPException, Request, Response
     from fastapi import Path as PathParameter
-    from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+    from fastapi import Query as Parameter
+    from fastapi.concurrency import run_in_threadpool
+    from fastapi.responses import FileResponse, JSONResponse
     from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-    from allocembed.search.connections import KEEP_ALIVE, LimitedProtocol
 except ImportError as error:
     raise MissingDependency("the search page", "FastAPI and uvicorn", "search") from error
 
+from allocembed.search.web.answers import Answers, Asked, MinScore, Top, asked
+from allocembed.search.web.clips import check_clip, clip_response
+from allocembed.search.web.connections import KEEP_ALIVE, LimitedProtocol
+from allocembed.search.web.limits import FileContents, WorkQueue, is_loopback
+from allocembed.search.web.pictures import page_file, poster
+from allocembed.search.web.uploads import Uploads, read_body, shrink
+
 WAITING = 16  # searches that may wait or run at the same time
+CUTS = 8  # clips that may wait or be cut at the same time
+LOOKS = 2  # closer looks at a moment that may wait or run at the same time
+MOST_LINES = 20_000  # of one video: a day of speech
 COOKIE = "allocembed_token"
 LOCAL = ["localhost", "127.0.0.1", "::1", "[::1]"]
 HEADERS = {
-    # The page contains its script and style; nothing is loaded from other sites.
-    "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' "
-    "'unsafe-inline'; img-src 'self'; media-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    # Nothing is loaded from other sites. `blob:` is the picture that the visitor has just chosen.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "media-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 VideoId = Annotated[str, PathParameter(pattern="^[0-9a-f]{32}$", description="Id of a video, from a search.")]
-Top = Annotated[int, Query(ge=1, le=100, description="Most videos to return.")]
-MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Lowest score to return.")]
+Seconds = Annotated[float, Parameter(ge=0, le=1e6, allow_inf_nan=False)]
 
 
 def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
     """The application over an index. With a token, each request must bring it."""
     # FastAPI's own pages load scripts from other sites; /openapi.json has the same content.
     app = FastAPI(title="AllocEmbed search", version=__version__, docs_url=None, redoc_url=None)
-    queue, contents = _SearchQueue(WAITING), _Contents()
+    _guard(app, token)
+    _serve_page(app)
+    _serve_searches(app, index)
+    _serve_videos(app, index)
+    return app
+
+
+def _guard(app: FastAPI, token: str | None) -> None:
+    """Ask for the token, refuse foreign names of this machine, and turn errors into sentences."""
     secret = _digest(token or "")  # value of the cookie: plain ASCII, and not the token itself
 
     @app.middleware("http")
@@ -80,26 +96,45 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
     async def explain(request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, status_code=400)
 
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    def page() -> str:
-        return resources.files("allocembed.search").joinpath("page.html").read_text(encoding="utf-8")
+
+def _serve_page(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    def page() -> Response:
+        return page_file("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    def part(name: str) -> Response:
+        return page_file(name)
+
+
+def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
+    answers, queue, uploads = Answers(index), WorkQueue(WAITING, "searches"), Uploads()
+    # A closer look takes longer than a search, so few may stand in its way.
+    contents, looks = FileContents(), WorkQueue(LOOKS, "closer looks")
 
     @app.get("/api/info")
     def info() -> dict[str, Any]:
-        """Counts, tokens and settings of the index."""
-        about = index.info()
-        # Names only: visitors need not know the folders of this machine.
-        return about | {name: str(about[name]).rstrip("/").split("/")[-1] for name in ("uri", "backbone", "allocator")}
+        """Counts, tokens and settings of the index, and the folders that can be searched."""
+        return answers.info()
 
     @app.get("/api/search")
-    def search(
-        q: Annotated[str, Query(max_length=LONGEST_QUERY, description="What the video shows, in a sentence.")],
-        top: Top = 12,
-        min_score: MinScore = None,
-    ) -> list[dict[str, Any]]:
-        """Videos that match a sentence, best first, each with its best moment."""
+    def search(wanted: Annotated[Asked, Depends(asked)]) -> list[dict[str, Any]]:
+        """Videos that match sentences, best first, each with its best moment."""
         with queue.place():
-            return [_as_json(hit) for hit in index.search(q, top=top, min_score=min_score)]
+            return answers.search(wanted)
+
+    @app.post("/api/search/image", openapi_extra={"requestBody": {"content": {"image/*": {}}, "required": True}})
+    async def search_image(request: Request, wanted: Annotated[Asked, Depends(asked)]) -> list[dict[str, Any]]:
+        """Videos that show what a picture shows, which is the body of the request: JPEG, PNG or WebP."""
+
+        def find(body: bytes) -> list[dict[str, Any]]:
+            with queue.place():
+                return answers.search(wanted, shrink(body))
+
+        with uploads.place():
+            headers = request.headers
+            body = await read_body(headers.get("content-type"), headers.get("content-length"), request.stream())
+            return await run_in_threadpool(find, body)
 
     @app.get("/api/videos/{video}/similar")
     def similar(video: VideoId, top: Top = 12, min_score: MinScore = None) -> list[dict[str, Any]]:
@@ -108,8 +143,19 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
         if not segments:
             raise HTTPException(404, "there is no such video in the index")
         with queue.place():
-            found = index.search_vector(segments[0].vector, top=top, min_score=min_score, without=video)
-            return [_as_json(hit) for hit in found]
+            return answers.similar(video, segments[0].vector, top, min_score)
+
+    @app.get("/api/videos/{video}/moment")
+    def moment(video: VideoId, query: Annotated[str, Parameter(pattern="^[0-9a-f]{16}$")]) -> dict[str, Any]:
+        """Where in a video the thing is that a search, by the `query` of its hits, looked for."""
+        entry = _file(index, video)
+        contents.check(Path(entry.path), video)
+        with looks.place(), queue.place():
+            return answers.moment(entry, query)
+
+
+def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
+    contents, cutting = FileContents(), WorkQueue(CUTS, "downloads", workers=2)
 
     @app.get("/api/videos/{video}")
     def describe(video: VideoId) -> dict[str, Any]:
@@ -129,39 +175,55 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
             "cost": sum(segment.cost for segment in (whole, *windows)),
         }
 
+    @app.get("/api/videos/{video}/lines")
+    def lines(video: VideoId) -> list[dict[str, Any]]:
+        """What is said in a video, with times in seconds; the first lines if there are very many."""
+        _file(index, video)
+        return [asdict(line) for line in index.lines.lines_of(video)[:MOST_LINES]]
+
     @app.get("/api/videos/{video}/film.jpg", response_class=Response)
     def strip(video: VideoId) -> Response:
         """One frame of each chunk of the whole video, side by side."""
-        return _picture(index, video, 0)
+        return _picture(index.store.picture(video, 0))
+
+    @app.get("/api/videos/{video}/poster.jpg", response_class=Response)
+    def cover(video: VideoId) -> Response:
+        """The frame of the whole video with the most tokens."""
+        segments = index.segments(video, "film", "picture")
+        return _picture(poster(segments[0]) if segments else None)
 
     @app.get("/api/videos/{video}/segments/{number}.jpg", response_class=Response)
     def picture(video: VideoId, number: Annotated[int, PathParameter(ge=1, le=100_000)]) -> Response:
         """The frame of a segment with the most tokens."""
-        return _picture(index, video, number)
+        return _picture(index.store.picture(video, number))
 
     @app.get("/api/videos/{video}/file", response_class=FileResponse)
     def file(video: VideoId) -> FileResponse:
         """The video file; parts of it by range requests."""
-        entry = _file(index, video)
-        path = Path(entry.path)
-        try:
-            unchanged = contents.fingerprint(path) == video
-        except OSError as error:
-            raise HTTPException(410, "the file is gone from the disk; index again to forget it") from error
-        if not unchanged:
-            raise HTTPException(410, "the file has changed since it was indexed; index again")
+        path = Path(_file(index, video).path)
+        contents.check(path, video)
         kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
-        return FileResponse(path, media_type=kind, headers={"Content-Disposition": "inline"})
+        # The browser asks each time, because the file may have changed since.
+        headers = {"Content-Disposition": "inline", "Cache-Control": "private, no-cache"}
+        return FileResponse(path, media_type=kind, headers=headers)
 
-    return app
+    @app.get("/api/videos/{video}/clip", response_class=Response)
+    def clip(video: VideoId, start: Seconds, end: Seconds) -> Response:
+        """A moment of the video as a file, copied without re-encoding; it begins at the keyframe before `start`."""
+        entry = _file(index, video)
+        check_clip(entry, start, end)
+        contents.check(Path(entry.path), video)
+        with cutting.place():
+            return clip_response(entry, start, end)
 
 
-def run(index: VideoIndex, host: str, port: int, token: str | None) -> None:
-    """Serve until stopped."""
+def run(index: VideoIndex, host: str, port: int, token: str | None, *, show: str | None = None) -> None:
+    """Serve until stopped. `show` is a query of the page, such as "?q=a+dog", with which a browser is opened."""
     if not token and not is_loopback(host):
         raise SearchError(f"{host} can be reached by other machines: add --token-file FILE, or leave --host out")
+    _ = index.embedder  # pictures need all of the model
     index.embed_query("warm up")  # if the model cannot be loaded, this fails now and not at the first search
-    server = _Server(server_config(index, host, port, token), token)
+    server = _Server(server_config(index, host, port, token), token, show)
     with suppress(SystemExit):  # raised if the port is in use
         server.run()
     if not server.started:
@@ -183,65 +245,36 @@ def server_config(index: VideoIndex, host: str, port: int, token: str | None) ->
 
 
 class _Server(uvicorn.Server):
-    """Prints the address of the page when it is ready."""
+    """Prints the address of the page when it is ready, and opens it if that is wanted."""
 
-    def __init__(self, config: uvicorn.Config, token: str | None) -> None:
+    def __init__(self, config: uvicorn.Config, token: str | None, show: str | None) -> None:
         super().__init__(config)
-        self.token = token
+        self.token, self.show = token, show
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
-            name = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-            query = f"/?token={self.token}" if self.token else "/"
-            stderr.print(f"http://{name}:{port}{query}   (Ctrl-C stops it)", soft_wrap=True, markup=False)
+            query = f"?token={quote(self.token)}" if self.token else ""
+            stderr.print(f"{_url(self.config.host, port)}{query}   (Ctrl-C stops it)", soft_wrap=True, markup=False)
+            if self.show is not None:
+                here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.config.host, self.config.host)
+                wanted = query + (self.show.replace("?", "&", 1) if query else self.show)
+                # In a thread, because a text browser would only return when it is closed.
+                threading.Thread(target=_open_browser, args=[_url(here, port) + wanted], daemon=True).start()
 
 
-class _Contents:
-    """Fingerprints of files, computed again when a file has another identity."""
-
-    def __init__(self) -> None:
-        self.known: dict[Path, tuple[tuple[int, ...], str]] = {}
-
-    def fingerprint(self, path: Path) -> str:
-        now = identity(path)
-        before, content = self.known.get(path, ((), ""))
-        if now != before:
-            content = fingerprint(path)
-            if identity(path) == now:  # else it is being written, and the fingerprint holds for no moment
-                self.known[path] = now, content
-        return content
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-class _SearchQueue:
-    """One search runs, a few wait, further ones are refused."""
-
-    def __init__(self, places: int) -> None:
-        self.places = threading.BoundedSemaphore(places)
-        self.turn = threading.Lock()
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        if not self.places.acquire(blocking=False):
-            raise HTTPException(503, "too many searches at the same time; try again", headers={"Retry-After": "1"})
-        try:
-            with self.turn:
-                yield
-        finally:
-            self.places.release()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("example.org")
-    (True, True, False, False)
-    """
+def _open_browser(address: str) -> None:
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        opened = webbrowser.open(address)
+    except webbrowser.Error:
+        opened = False
+    if not opened:
+        stderr.print("no browser could be opened: open the address yourself", markup=False)
 
 
 def _digest(token: str) -> str:
@@ -253,11 +286,6 @@ def _bearer(request: Request) -> str:
     return value if kind.lower() == "bearer" else ""
 
 
-def _as_json(hit: Hit) -> dict[str, Any]:
-    """A hit without the names of its folders, which visitors need not know."""
-    return {**asdict(hit), "path": Path(hit.path).name, "score": 0.0 if math.isnan(hit.score) else hit.score}
-
-
 def _file(index: VideoIndex, video: str) -> FileEntry:
     found = index.files_of([video])
     if video not in found:
@@ -265,10 +293,9 @@ def _file(index: VideoIndex, video: str) -> FileEntry:
     return found[video]
 
 
-def _picture(index: VideoIndex, video: str, number: int) -> Response:
-    picture = index.store.picture(video, number)
-    if picture is None:
+def _picture(content: bytes | None) -> Response:
+    if content is None:
         raise HTTPException(404, "there is no such picture in the index")
     # The id stands for the content, so its pictures never change.
     headers = {"Cache-Control": "private, max-age=86400, immutable"}
-    return Response(picture, media_type="image/jpeg", headers=headers)
+    return Response(content, media_type="image/jpeg", headers=headers)

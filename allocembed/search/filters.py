@@ -1,0 +1,62 @@
+"""Filters: which videos a search may return, by folder, date, length, resolution and speech."""
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from allocembed.errors import SearchError
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Conditions on the files of an index. A video must have one file that meets all of them.
+
+    >>> Filters(folder="/videos", after="2026-01-01").is_empty, Filters().is_empty
+    (False, True)
+    """
+
+    folder: str | Path | None = None
+    """Only files in this folder, or in folders below it."""
+    after: str | None = None
+    """Only files that were changed on this day or later: 2026-01-31, or 2026-01-31T18:00."""
+    before: str | None = None
+    """Only files that were changed before this day or time."""
+    shortest: float | None = None
+    longest: float | None = None
+    """Seconds."""
+    least_height: int | None = None
+    """Pixels of the shorter side, as in 720p: the height of a wide video, the width of a tall one."""
+    speech: bool | None = None
+    """Only videos with subtitles or a transcript; False: only those without."""
+
+    def __post_init__(self) -> None:
+        for name in ("after", "before"):
+            moment(getattr(self, name), name)
+        for name in ("shortest", "longest", "least_height"):
+            value = getattr(self, name)
+            if value is not None and not (0 <= value < math.inf):
+                raise SearchError(f"cannot filter by {name} {value}: give a number of at least 0")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all videos meet them."""
+        return self == Filters()
+
+
+def moment(text: str | None, name: str = "date") -> int | None:
+    """A day or a time of day, in this machine's time zone unless it names one, in nanoseconds since 1970.
+
+    >>> moment("2026-01-31T18:00+00:00"), moment(None)
+    (1769882400000000000, None)
+    >>> moment("yesterday", "after")
+    Traceback (most recent call last):
+        ...
+    allocembed.errors.SearchError: cannot filter by after 'yesterday': give a date such as 2026-01-31
+    """
+    if text is None:
+        return None
+    try:
+        return int(datetime.fromisoformat(text).astimezone().timestamp()) * 10**9
+    except (ValueError, OverflowError, OSError) as error:
+        raise SearchError(f"cannot filter by {name} {text!r}: give a date such as 2026-01-31") from error

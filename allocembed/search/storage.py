@@ -1,0 +1,145 @@
+"""The place of an index: a folder or an object-storage address, its lock, its errors, and conditions in SQL."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from allocembed.errors import AllocEmbedError, SearchError
+from allocembed.search.lance import import_lancedb
+
+LOCK = "indexing.lock"
+PATIENCE = 5.0  # seconds to wait for the lock: two runs that start at once must not both give way
+TABLES = ("vectors", "files", "about")
+SPOKEN = ("lines", "subtitles")  # tables of what was said; an index without it, or of an older version, has none
+NAMES_AT_ONCE = 500  # values in one condition
+UNREADABLE, UNWRITABLE = "the index cannot be read", "the index cannot be written"
+
+
+class IndexBusy(SearchError):  # noqa: N818 (named for what happened)
+    """Another run writes to the index."""
+
+
+def exists(uri: str) -> bool:
+    """Whether there is a complete index. In a folder, this needs no LanceDB."""
+    return has_table(uri, "about")
+
+
+def has_table(uri: str, name: str) -> bool:
+    """Whether there is a table whose making was completed."""
+    if is_local(uri):
+        return any((Path(uri) / f"{name}.lance" / "_versions").glob("*.manifest"))
+    lancedb, _ = import_lancedb()
+    with storage_errors(uri, UNREADABLE):
+        return name in lancedb.connect(uri).list_tables().tables
+
+
+def is_free(uri: str) -> bool:
+    """Whether an index can be made here: nothing exists, or only parts of an index that was never completed."""
+    if not is_local(uri) or not Path(uri).exists():
+        return True
+    ours = {LOCK, *(f"{name}.lance" for name in (*TABLES, *SPOKEN))}
+    return Path(uri).is_dir() and all(path.name in ours for path in Path(uri).iterdir())
+
+
+def is_local(uri: str) -> bool:
+    """Whether the index is in a folder and not in object storage."""
+    return "://" not in uri
+
+
+@contextmanager
+def locked(uri: str) -> Iterator[None]:
+    """Hold the lock of an index, so that no other run writes to it. A killed process holds no lock.
+
+    The folder is made if it does not exist, and is removed at the end if it holds nothing but the lock. Object storage
+    has no locks: there, two runs may embed the same video twice.
+    """
+    if not is_local(uri):
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    path, deadline = Path(uri) / LOCK, time.monotonic() + PATIENCE
+    made = [folder for folder in path.parent.parents if not folder.exists()]
+    lock = FileLock(path, timeout=0)
+    while not lock.is_locked:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except (Timeout, FileNotFoundError) as error:  # a run that made nothing removes the folder again
+            if time.monotonic() > deadline:
+                raise IndexBusy(f"another run is indexing into {uri}: wait until it is done") from error
+            time.sleep(0.05)
+        except OSError as error:
+            cause = f"the index at {uri} cannot be written ({error.strerror})"
+            raise SearchError(f"{cause}: check its permissions and the space on its disk") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if list(path.parent.iterdir()) == [path]:
+                # A process that has opened this file meanwhile sees that it has no name any more, and opens it again.
+                path.unlink()
+                for folder in (path.parent, *made):
+                    folder.rmdir()
+        lock.release()
+
+
+def drop_tables(uri: str) -> None:
+    """Drop what there is of an index; `about` first, so that a partly dropped index counts as absent."""
+    lancedb, _ = import_lancedb()
+    with storage_errors(uri, UNWRITABLE):
+        database = lancedb.connect(uri)
+        for name in (*reversed(TABLES), *SPOKEN):
+            database.drop_table(name, ignore_missing=True)
+
+
+@contextmanager
+def storage_errors(uri: str, cause: str) -> Iterator[None]:
+    """Turn errors of LanceDB and the file system into one sentence. Earlier commits are kept in any case."""
+    try:
+        yield
+    except AllocEmbedError:
+        raise
+    except BaseException as error:
+        # A Rust panic, as after one flipped bit in a manifest, is no Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        message = " ".join(str(error).split())
+        kept = "what was indexed before is kept"
+        if any(sign in message.lower() for sign in ("no space", "storage full", "quota exceeded")):
+            # LanceDB's own message is long and mostly about its internals.
+            raise SearchError(
+                f"{cause}, {uri}: its disk is full: make room and run the same command again, or choose another place "
+                f"with --to; {kept}"
+            ) from error
+        remedy = "check that it is an index, its permissions, and the space on its disk"
+        if any(sign in message.lower() for sign in ("permission denied", "read-only")):
+            remedy = "it is read-only: check its permissions"
+        raise SearchError(f"{cause}, {uri} ({message[:200]}): {remedy}; {kept}") from error
+
+
+def conditions(column: str, values: Iterable[str]) -> list[str]:
+    """Conditions that together select the rows with these values.
+
+    >>> conditions("path", ["it's.mp4", "b.mp4"]), conditions("path", [])
+    (["path in ('it''s.mp4', 'b.mp4')"], [])
+    """
+    literals = [quoted(value) for value in values]
+    parts = (literals[first : first + NAMES_AT_ONCE] for first in range(0, len(literals), NAMES_AT_ONCE))
+    return [f"{column} in ({', '.join(part)})" for part in parts]
+
+
+def one_of(column: str, values: Iterable[str]) -> str:
+    """The condition that a column has one of these values, which is false if there are none.
+
+    >>> one_of("video", ["a", "b"]), one_of("video", [])
+    ("video in ('a', 'b')", 'false')
+    """
+    literals = ", ".join(map(quoted, values))
+    return f"{column} in ({literals})" if literals else "false"
+
+
+def quoted(value: str) -> str:
+    """A string in SQL."""
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,70 @@
+"""Names of folders for visitors: relative to what the indexed files have in common, never absolute paths."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allocembed.search.index import VideoIndex
+
+MOST = 500  # names in the list
+SECONDS = 30.0  # after which the list is made again; later if that takes long
+
+
+class FolderNames:
+    """The folders of an index under names that may be shown."""
+
+    def __init__(self, index: VideoIndex) -> None:
+        self.index = index
+        self._lock, self._due = threading.Lock(), 0.0
+        self._names: dict[str, str] = {}
+        self._folders: dict[str, str] = {}
+
+    def names(self) -> dict[str, str]:
+        """Folders by name, in order."""
+        with self._lock:
+            if (started := time.monotonic()) >= self._due:
+                self._names = folder_names(file.path for file in self.index.files() if not file.error)
+                self._folders = {folder: name for name, folder in self._names.items()}
+                taken = time.monotonic() - started
+                self._due = started + max(SECONDS, 100 * taken)
+            return self._names
+
+    def of(self, path: str) -> str:
+        """The name of a file's folder; empty if it has none."""
+        self.names()
+        return self._folders.get(str(PurePath(path).parent), "")
+
+
+def folder_names(paths: Iterable[str]) -> dict[str, str]:
+    """Folders by the name under which visitors see them; the first `MOST`.
+
+    >>> folder_names(["/home/me/Videos/a/1.mp4", "/home/me/Videos/b/c/2.mp4"])
+    {'a': '/home/me/Videos/a', 'b': '/home/me/Videos/b', 'b/c': '/home/me/Videos/b/c'}
+    >>> folder_names(["/home/me/Videos/1.mp4", "/mnt/disk/2.mp4"])
+    {'Videos': '/home/me/Videos', 'disk': '/mnt/disk'}
+    >>> folder_names(["/home/me/1.mp4", "/home/me/2.mp4"])
+    {}
+    """
+    disks: dict[tuple[str, ...], set[PurePath]] = defaultdict(set)
+    for path in paths:
+        parent = PurePath(path).parent
+        disks[parent.parts[:2]].add(parent)
+    found: dict[str, str] = {}
+    for parents in disks.values():
+        root = PurePath(os.path.commonpath(parents))
+        for parent in parents:
+            for folder in (parent, *parent.parents):
+                if folder == root and len(disks) == 1:
+                    break
+                name = folder.relative_to(root if len(disks) == 1 else root.parent).as_posix()
+                found.setdefault(name, str(folder))
+                if folder == root:
+                    break
+    return dict(sorted(found.items())[:MOST])

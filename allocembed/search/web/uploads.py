@@ -1,0 +1,71 @@
+"""Pictures that visitors send: read up to a limit, checked before they are decoded, and made small."""
+
+import io
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+from fastapi import HTTPException
+from PIL import Image, ImageOps
+
+KINDS = {"image/jpeg": "JPEG", "image/png": "PNG", "image/webp": "WEBP"}
+LARGEST = 16 * 2**20  # bytes of a picture as it is sent
+PIXELS = 50_000_000  # a phone's photo has 12 to 50 million; decoded, these are 150 MB
+SIDE = 2048  # pixels: more than any model reads
+UPLOADS = 8  # bodies in memory at the same time
+
+
+class Uploads:
+    """Reads pictures out of requests, a few at a time."""
+
+    def __init__(self) -> None:
+        self.places = threading.BoundedSemaphore(UPLOADS)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold one of the places; answer with a 503 if there is none."""
+        if not self.places.acquire(blocking=False):
+            raise HTTPException(503, "too many uploads at the same time; try again", headers={"Retry-After": "1"})
+        try:
+            yield
+        finally:
+            self.places.release()
+
+
+async def read_body(kind: str | None, length: str | None, parts: AsyncIterator[bytes]) -> bytes:
+    """The body of a request, if it says that it is a picture and is not too large."""
+    # A page of another site cannot send these types without asking first, and this server never agrees.
+    if (kind or "").partition(";")[0].strip().lower() not in KINDS:
+        raise HTTPException(415, f"cannot read this picture: send one of {', '.join(KINDS)}")
+    too_large = HTTPException(413, f"the picture has more than {LARGEST // 2**20} MB: make it smaller")
+    if length is not None and length.isdigit() and int(length) > LARGEST:
+        raise too_large
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > LARGEST:
+            raise too_large
+    return bytes(body)
+
+
+def shrink(data: bytes) -> bytes:
+    """A picture of at most `SIDE` pixels on its longer side; the same bytes if it is one already.
+
+    The size that the header states is checked before anything is decoded, so that a small file cannot fill the memory.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=list(KINDS.values())) as picture:
+            width, height = picture.size
+            if width * height > PIXELS:
+                raise HTTPException(413, f"the picture has {width} × {height} pixels: make it smaller")
+            if max(width, height) <= SIDE:
+                picture.load()
+                return data
+            picture.draft("RGB", (SIDE, SIDE))  # a JPEG is decoded at a fraction of its size
+            upright = ImageOps.exif_transpose(picture).convert("RGB")
+            upright.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise HTTPException(400, "cannot read the picture: it is damaged, or no JPEG, PNG or WebP") from error
+    made = io.BytesIO()
+    upright.save(made, format="BMP")  # without compression: it does not leave this process
+    return made.getvalue()
