@@ -121,9 +121,9 @@ INTRODUCTION = """# Results in the nano world
 
 Written by `python recipes/results.py`. Each table is below the command that measured it; for speed, the recipe also
 passes `--dtype bfloat16` and runs each subset separately. 500 videos per subset, Hit@1 in percent, cost in units of
-Base: 1.000× is 8 native frames, or N under a budget of Nf. † exceeds the budget. All tables use one allocator, trained
-by RDPO with nano-qwen3 only. [The notes](#notes) at the end of this page and the [experiment log](experiments.md)
-explain the figures.
+Base: 1.000× is 8 native frames, or N under a budget of Nf. † exceeds the budget. All tables use the bundled allocator,
+trained by RDPO with nano-qwen3 only. [The notes](#notes) at the end of this page and the
+[experiment log](experiments.md) explain the figures.
 """
 SWEEP = """## More frames, and a fixed budget
 

@@ -4,7 +4,8 @@
 
 `jobs.txt` has one job per line, "name: command". Nano runs are too small to fill a large GPU: under CUDA's
 multi-process service, which is started if it is there, a dozen of them run at nearly full speed each. A job that is
-still running at the limit is ended. Exit status 1 if a job failed.
+still running at the limit is ended. Exit status 1 if a job failed. In recipes/jobs, `$R` is the folder of the training
+runs and `$OUT` that of the results.
 """
 
 import argparse

@@ -1,12 +1,14 @@
 """Entry point of `allocembed`: finds the command, runs it, and turns every outcome into a message and an exit status.
 
 Status 1: an error that the user can fix. 2: words that cannot be understood. 70: a bug. 130: stopped with Ctrl-C.
+141: nobody reads the output any more.
 """
 
 import atexit
 import gc
 import io
 import logging
+import os
 import sys
 import tempfile
 import traceback
@@ -75,6 +77,9 @@ def main() -> None:
     except KeyboardInterrupt:
         complain("stopped")
         status = 130
+    except BrokenPipeError:  # whoever reads the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
     except Exception as error:
         if "--debug" in words:
             traceback.print_exc()

@@ -29,16 +29,17 @@ def train(
     preset: Annotated[str | None, arg(metavar="|".join(PRESETS), help_behavior_hint="")] = None,
     resume: Flag = False,
 ) -> int:
-    """Train an allocator by RDPO, from ranking feedback alone; the backbone is not changed.
+    """Train an allocator by RDPO, with or without captions; the backbone is not changed.
 
-      allocembed train --preset nano --out my-allocator
+      allocembed train --preset one-gpu --videos ~/Videos --out my-allocator
       allocembed train --backbone qwen3-vl-embedding-2b --data train.jsonl --out my-allocator
       allocembed train --out my-allocator --resume
       torchrun --nproc-per-node 8 -m allocembed train my.toml
 
     Args:
         file: TOML file of options, such as the train.toml of a run. Options on the command line override it.
-        preset: Set of defaults. Default: allocembed, whose values are shown below.
+        preset: Set of defaults: allocembed (the default: the paper's sizes, our method), one-gpu (your own videos, no
+            captions, one large GPU), nano (the toy world) or paper (as printed). Values below are those of allocembed.
         resume: Continue the run in --out, with its own options.
     """
     check_backbone(config.backbone)
