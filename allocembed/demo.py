@@ -235,7 +235,9 @@ def _print_answer(console: Console, answer: Answer) -> None:
 
 
 def _ignore(out: Path) -> None:
-    """Keep the folder out of the repository in which the demo may be run."""
+    """Keep the folder out of the repository in which the demo may be run, unless it has rules of its own."""
+    if (out / ".gitignore").exists():
+        return
     with whole_file(out / ".gitignore") as scratch:
         scratch.write_text("*\n")
 
@@ -260,7 +262,7 @@ class _Step:
 
 
 class _Steps:
-    """The steps of the demo under one progress bar, which goes on from step to step."""
+    """The steps of the demo under one progress bar, which continues from step to step."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.line = console, _Course("", 100)

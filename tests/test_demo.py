@@ -43,10 +43,12 @@ def test_the_demo_runs_from_nothing_and_again_from_what_is_there(nano_tiny, tmp_
 
     assert (tmp_path / ".gitignore").read_text() == "*\n", "the folder stays out of the repository it may be in"
 
+    (tmp_path / ".gitignore").write_text("*.mp4\n")
     written = [video.stat().st_mtime_ns for video in videos]
     again, same = show(tmp_path, nano_tiny, videos=3)
     assert [video.stat().st_mtime_ns for video in videos] == written and "3 of them from an earlier run" in again
     assert [answer.found for answer in same] == [answer.found for answer in answers]
+    assert (tmp_path / ".gitignore").read_text() == "*.mp4\n", "rules of the user's own are kept"
 
 
 @pytest.mark.slow

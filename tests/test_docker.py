@@ -67,7 +67,7 @@ def test_a_server_that_answers_is_healthy(healthcheck):
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             right = self.headers["Authorization"] == "Bearer secret"
-            self.send_response((200 if right else 401) if self.path == "/api/info" else 404)
+            self.send_response((200 if right else 401) if self.path == "/" else 404)
             self.end_headers()
 
         def log_message(self, *_) -> None:

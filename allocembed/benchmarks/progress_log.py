@@ -41,7 +41,7 @@ class ProgressLog:
     ) -> Callable[[int, int], None]:
         """Make a function of done and total that writes count, rate, time left and failures, and calls `also`.
 
-        `failures` grows while the run goes on; each new error gets a line of its own.
+        `failures` grows during the run; each new error gets a line of its own.
         """
         line, told, written = ProgressLine(title, None), set[str](), time.monotonic()
 

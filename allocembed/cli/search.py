@@ -62,7 +62,7 @@ def add(
         segments: auto (a dozen windows of 5 to 60 seconds, more for a long video), off, or seconds. Default: auto.
         prune: Remove files from the index that are gone from the disk.
         retry_failed: Try files again that could not be read before.
-        recheck: Compare the content of every file, not only its size and date.
+        recheck: Compare the content of every file, not only its size and date, and read subtitles and speech again.
         readers: Threads that decode videos. Default: one per core with a GPU or a small model, else 1.
         speech: Write down what is spoken in videos without subtitles, with faster-whisper.
         speech_model: The model for --speech: a name such as tiny, small or large-v3, or a folder.
@@ -266,7 +266,7 @@ def search(
         before: Only files changed before this day.
         shortest: Only videos of at least this length.
         longest: Only videos of at most this length.
-        least_height: Only videos whose shorter side has at least so many pixels, as in 720p.
+        least_height: Only videos whose shorter side has at least this many pixels, as in 720p.
         has_speech: Only videos with subtitles or a transcript.
         as_json: Print JSON.
         clip: Cut the moments out into this folder, without re-encoding.
@@ -277,6 +277,8 @@ def search(
         )
     if said and seen:
         raise UsageError("give --said or --seen, not both; without them, both count")
+    if said and refine:
+        raise UsageError("give --said or --refine, not both; the time of a line is exact already")
     at_least(1, top=top)
     filters = Filters(folder, after, before, shortest, longest, least_height, has_speech or None)
     wanted = Query(query, image, tuple(map(Example.parse, like)), unlike)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocembed.config import EmbedConfig
-from allocembed.errors import SearchError
+from allocembed.errors import AllocEmbedError
 from allocembed.output.console import complain, progress, say
 from allocembed.search.files import FileEntry, find_videos
 from allocembed.search.index import VideoIndex
@@ -57,7 +57,7 @@ class IndexUpdater:
             return finished
         except IndexBusy:
             say(f"another run is indexing into {self.to}: waits for its turn")
-        except SearchError as error:
+        except AllocEmbedError as error:
             if not self.begun:
                 raise
             self._complain("error:", str(error))

@@ -92,7 +92,7 @@ def progress(description: str, total: int | None = None) -> Iterator[ProgressLin
 
 @contextmanager
 def showing(line: ProgressLine) -> Iterator[ProgressLine]:
-    """Show a given line while the block runs. It may be shown again later, and goes on where it was."""
+    """Show a given line while the block runs. It may be shown again later and continues where it was."""
     if stderr.is_terminal and not stderr.quiet:
         with Live(line, console=stderr, transient=True, refresh_per_second=10):
             yield line

@@ -16,12 +16,13 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from allocembed import __version__
 from allocembed.errors import AllocEmbedError, MissingDependency, SearchError, VideoError
-from allocembed.search.contents import FileGone, TrustedContents
+from allocembed.search.contents import FileGone, TrustedContents, file_of, segments_of
 from allocembed.search.files import FileEntry, identity
 from allocembed.search.filters import Filters
 from allocembed.search.frames import frame_jpeg
 from allocembed.search.hit import Hit
 from allocembed.search.index import VideoIndex
+from allocembed.search.places import places_of, without_folders
 from allocembed.search.query import LONGEST_QUERY
 
 try:
@@ -137,7 +138,7 @@ class IndexTools:
         """Find videos like one of the index, which is itself left out."""
         self.entry(video)
         with self.turn:
-            segments = self.index.segments(video, "vector")
+            segments = segments_of(self.index, video, "vector")
             hits = self.index.search_vector(segments[0].vector, top=top, min_score=min_score, without=video)
         return [found_video(hit) for hit in hits]
 
@@ -146,19 +147,22 @@ class IndexTools:
         file = self.entry(video)
         check_second(file, second)
         with self.turn:
-            whole, *windows = self.index.segments(video)
+            whole, *windows = segments_of(self.index, video)
             part = next((each for each in reversed(windows) if each.start <= second), whole)
             lines = spoken_lines(self.index, video, part.start, part.end)
         size = (file.duration, file.width, file.height)
         return Moment(video, Path(file.path).name, part.start, part.end, *size, lines[:MOST_LINES])
 
     def transcript(self, video: VideoId, start: Second = 0.0) -> Transcript:
-        """List what is said in a video, with times, from a second on."""
+        """List what is said in a video, with times: the lines that begin at a second or later."""
         file = self.entry(video)
         with self.turn:
-            lines = spoken_lines(self.index, video, start, file.duration)
-        more = lines[MOST_LINES].start if len(lines) > MOST_LINES else None
-        return Transcript(video, Path(file.path).name, file.duration, lines[:MOST_LINES], more)
+            lines = [line for line in spoken_lines(self.index, video, start, file.duration) if line.start >= start]
+        count = min(MOST_LINES, len(lines))
+        while 0 < count < len(lines) and lines[count].start == lines[count - 1].start:
+            count += 1  # lines of one time stay together, so that the next answer begins later
+        more = lines[count].start if count < len(lines) else None
+        return Transcript(video, Path(file.path).name, file.duration, lines[:count], more)
 
     def frame(self, video: VideoId, second: Second) -> Image:
         """Show what is to be seen in a video at a time, as a picture."""
@@ -170,10 +174,7 @@ class IndexTools:
 
     def entry(self, video: str) -> FileEntry:
         """The file of a video of the index."""
-        found = self.index.files_of([video])
-        if video not in found:
-            raise SearchError("there is no such video in the index: use an id that a search has returned")
-        return found[video]
+        return file_of(self.index, video)
 
     @contextmanager
     def unchanged(self, path: Path, video: str) -> Iterator[Path]:
@@ -215,9 +216,9 @@ def in_words(tool: Callable[P, R], index: VideoIndex) -> Callable[P, R]:
         try:
             return tool(*args, **named)
         except VideoError as error:
-            raise ToolError(f"the video cannot be read: {error.cause}") from error
+            raise ToolError(f"the video cannot be read: {without_folders(error.cause, places_of(index))}") from error
         except AllocEmbedError as error:
-            raise ToolError(str(error).replace(index.store.uri, Path(index.store.uri).name)) from error
+            raise ToolError(without_folders(str(error), places_of(index))) from error
 
     return run
 

@@ -1,9 +1,39 @@
-"""Whether a file still has the content that was indexed. Whoever serves files by their id asks here first."""
+"""Videos by their id, and whether a file still has what was indexed. Whoever serves files by id asks here first."""
+
+from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from allocembed.errors import SearchError
-from allocembed.search.files import fingerprint, identity
+from allocembed.search.files import FileEntry, fingerprint, identity
+
+if TYPE_CHECKING:
+    from allocembed.search.index import VideoIndex
+    from allocembed.search.store import EmbeddedSegment
+
+
+class NoSuchVideo(SearchError):  # noqa: N818 (named for what happened)
+    """An id that is not in the index, or not any more."""
+
+    def __init__(self) -> None:
+        super().__init__("there is no such video in the index: use an id that a search has returned")
+
+
+def file_of(index: VideoIndex, video: str) -> FileEntry:
+    """The file of a video. Raise NoSuchVideo if there is none."""
+    found = index.files_of([video])
+    if video not in found:
+        raise NoSuchVideo
+    return found[video]
+
+
+def segments_of(index: VideoIndex, video: str, *large: str) -> list[EmbeddedSegment]:
+    """The segments of a video, the whole first. Raise NoSuchVideo if there are none: it may just have been removed."""
+    segments = index.segments(video, *large)
+    if not segments:
+        raise NoSuchVideo
+    return segments
 
 
 class FileGone(SearchError):  # noqa: N818 (named for what happened)

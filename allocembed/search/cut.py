@@ -18,22 +18,32 @@ CONTAINERS = {".mp4": "mp4", ".m4v": "ipod", ".mov": "mov", ".mkv": "matroska", 
 
 
 def cut(source: str | Path, start: float, end: float, folder: Path, name: str) -> tuple[Path, float]:
-    """Write `start` to `end` seconds of a video as `name` in a folder; return the file and its actual beginning."""
+    """Write `start` to `end` seconds of a video as `name` in a folder; return the file and its actual beginning.
+
+    The file is Matroska if the container of the source cannot hold a copy of its streams.
+    """
     source = Path(source)
     suffix = source.suffix.lower() if source.suffix.lower() in CONTAINERS else ".mkv"
-    target = folder / f"{name}{suffix}"
     if not is_there(source):
         raise SearchError(
             f"cannot cut {source}: it is gone or its folder cannot be entered; run allocembed index again, "
             "with --prune to forget it"
         )
+    target = folder / f"{name}{suffix}"
     try:
-        with whole_file(target) as scratch:
-            begin = copy_packets(source, start, end, scratch, CONTAINERS[suffix])
-    except (FFmpegError, OSError) as error:
-        cause = error.strerror or error
+        try:
+            return target, _write(source, start, end, target)
+        except ValueError:  # of PyAV, for a codec that FFmpeg does not write into this container
+            target = folder / f"{name}.mkv"
+            return target, _write(source, start, end, target)
+    except (FFmpegError, OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or error
         raise SearchError(f"cannot cut {source}: {cause}; check the file, and the space for {target}") from error
-    return target, begin
+
+
+def _write(source: Path, start: float, end: float, target: Path) -> float:
+    with whole_file(target) as scratch:
+        return copy_packets(source, start, end, scratch, CONTAINERS[target.suffix])
 
 
 def copy_packets(source: Path, start: float, end: float, target: Path, container: str) -> float:

@@ -1,8 +1,8 @@
 """Near-duplicates: videos of an index whose whole-video vectors are almost the same.
 
-Comparing all pairs of 100,000 videos would take ten thousand million products. Instead each video is assigned to the
-nearest of a few pivots, and compared with the videos of its eight nearest pivots only. Vectors are kept in half
-precision: 100,000 of 2,048 dimensions take 400 MB.
+Comparing all pairs of 100,000 videos would take ten thousand million products. Instead, in an index of more than 2,000
+videos, each is assigned to the nearest of a few pivots, and compared with the videos of its eight nearest pivots only.
+So their groups are approximate. Vectors are kept in half precision: 100,000 of 2,048 dimensions take 400 MB.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def find_duplicates(index: VideoIndex, alike: float = SAME_VIDEO) -> list[list[D
 def connected(vectors: np.ndarray, alike: float) -> list[list[int]]:
     """Places of vectors (n, dim), grouped: each group is connected by cosines of at least `alike`.
 
+    Of more than ALL_PAIRS_UP_TO vectors not all pairs are compared, so a group may come out in parts.
+
     >>> connected(np.eye(3)[[0, 1, 0, 2]], 0.9)
     [[0, 2], [1], [3]]
     """
@@ -74,6 +76,9 @@ def connected(vectors: np.ndarray, alike: float) -> list[list[int]]:
 
 def near_pairs(vectors: np.ndarray, alike: float) -> Iterator[tuple[int, int]]:
     """Pairs that connect near-duplicates. Each video is linked to the first and the nearest in a cell, not to all."""
+    if len(vectors) <= ALL_PAIRS_UP_TO:
+        yield from _exact_pairs(vectors, alike)
+        return
     for visitors, members in _cells(vectors):
         inside = vectors[members].astype(np.float32)
         for first in range(0, len(visitors), BLOCK):
@@ -87,14 +92,25 @@ def near_pairs(vectors: np.ndarray, alike: float) -> Iterator[tuple[int, int]]:
                 yield int(block[row]), int(members[earliest[row]])
 
 
+def _exact_pairs(vectors: np.ndarray, alike: float) -> Iterator[tuple[int, int]]:
+    """Pairs that connect all near-duplicates: from each video to those that were not reached before."""
+    exact = vectors.astype(np.float32)
+    near = exact @ exact.T >= alike
+    unseen = np.ones(len(vectors), bool)
+    for start in range(len(vectors)):
+        reached = [start] if unseen[start] else []
+        unseen[start] = False
+        while reached:
+            one = reached.pop()
+            new = np.flatnonzero(near[one] & unseen).tolist()
+            unseen[new] = False
+            reached += new
+            yield from ((one, other) for other in new)
+
+
 def _cells(vectors: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For each pivot: the places of those that look around there, and of those that live there."""
     count = len(vectors)
-    everything = np.arange(count)
-    if count <= ALL_PAIRS_UP_TO:
-        for first in range(0, count, BLOCK):
-            yield everything, everything[first : first + BLOCK]
-        return
     number = int(np.sqrt(count))
     chosen = np.random.default_rng(0).choice(count, number, replace=False)
     pivots = vectors[chosen].astype(np.float32)

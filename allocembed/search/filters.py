@@ -1,11 +1,13 @@
 """Filters: which videos a search may return, by folder, date, length, resolution and speech."""
 
-import math
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from allocembed.errors import SearchError
+
+MOST = 10**9  # seconds or pixels: more than any video has
+LATEST = 2**63 // 10**9  # seconds from 1970, before or after it, that an index can hold in nanoseconds
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Filters:
             moment(getattr(self, name), name)
         for name in ("shortest", "longest", "least_height"):
             value = getattr(self, name)
-            if value is not None and not (0 <= value < math.inf):
-                raise SearchError(f"cannot filter by {name} {value}: give a number of at least 0")
+            if value is not None and not (0 <= value <= MOST):
+                raise SearchError(f"cannot filter by {name} {value}: give a number from 0 to {MOST:,}")
 
     @property
     def is_empty(self) -> bool:
@@ -57,6 +59,9 @@ def moment(text: str | None, name: str = "date") -> int | None:
     if text is None:
         return None
     try:
-        return int(datetime.fromisoformat(text).astimezone().timestamp()) * 10**9
+        seconds = int(datetime.fromisoformat(text).astimezone().timestamp())
     except (ValueError, OverflowError, OSError) as error:
         raise SearchError(f"cannot filter by {name} {text!r}: give a date such as 2026-01-31") from error
+    if abs(seconds) >= LATEST:
+        raise SearchError(f"cannot filter by {name} {text!r}: give a date from 1678 to 2261")
+    return seconds * 10**9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -38,6 +39,7 @@ class VideoIndex:
         self.lines = LineStore(store.uri)
         self._config, self._embedder = config, embedder
         self._sentences = SentenceReader(self.settings, config)
+        self._loading = threading.Lock()  # several threads may search at once
         if embedder is not None:
             self.settings.check(embedder)
 
@@ -82,12 +84,13 @@ class VideoIndex:
     @property
     def embedder(self) -> AllocEmbed:
         """The model. It is loaded on first use and checked against the index."""
-        if self._embedder is None:
-            embedder = _load(self._config)
-            self.settings.check(embedder)
-            self._embedder = embedder
-            self._sentences.close()
-        return self._embedder
+        with self._loading:
+            if self._embedder is None:
+                embedder = _load(self._config)
+                self.settings.check(embedder)
+                self._embedder = embedder
+                self._sentences.close()
+            return self._embedder
 
     def add(
         self,
@@ -105,9 +108,9 @@ class VideoIndex:
 
         Files whose content is known are not embedded again, whatever their name. With `prune`, all files that no longer
         exist leave the index, or those for which it returns True. With `recheck`, the content of every file is
-        compared, not only its size and date. `readers` is the number of decoding threads. `speech` names the model of
-        faster-whisper that writes down what is spoken in videos without subtitles. Files that are not `ready` are left
-        to a later run.
+        compared, not only its size and date, and subtitles are read again. `readers` is the number of decoding threads.
+        `speech` names the model of faster-whisper that writes down what is spoken in videos without subtitles; with
+        `recheck` it does so again. Files that are not `ready` are left to a later run.
         """
         self.settings.check_may_grow()
         transcriber = _transcriber(speech)
@@ -229,17 +232,10 @@ class VideoIndex:
 
     def info(self) -> dict[str, Any]:
         """Counts, tokens and settings."""
-        files = self.store.files()
-        segments = [segment for each in self.store.segments().values() for segment in each]
         return {
             "uri": self.store.uri,
-            "videos": sum(segment.number == 0 for segment in segments),
-            "files": sum(not file.error for file in files),
-            "failed": sum(bool(file.error) for file in files),
-            "vectors": len(segments),
+            **self.store.totals(),
             "lines": self.lines.count(),
-            "seconds": sum(file.duration for file in files),
-            "tokens": sum(segment.cost for segment in segments),
             **self.settings.config.settings(),
             "segments": self.settings.segments,
             "version": self.settings.version,

@@ -49,7 +49,7 @@ class IndexReport:
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Paths that failed in this run, and why."""
     notes: list[tuple[str, str]] = field(default_factory=list)
-    """Subtitle files with a problem; their videos are indexed all the same."""
+    """Subtitle files with a problem, and videos whose subtitles or speech could not be read; all are indexed."""
     lines: int = 0
     """New lines of what is said."""
     skipped: int = 0

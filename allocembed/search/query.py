@@ -1,7 +1,8 @@
 """What to look for: sentences, pictures and moments of videos, and sentences that say what not. No torch here.
 
 Each part has a unit vector. What is wanted is their mean. Of what is not wanted, only the part that is orthogonal to it
-is subtracted, so that "a dog, but not a brown dog" still means a dog.
+is subtracted, so that "a dog, but not a brown dog" still means a dog. Several such parts together are no longer than
+the longest of them, so that many exclusions do not drown what is wanted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Example:
 
     def __post_init__(self) -> None:
         if self.end is not None and self.end <= (self.start or 0.0):
-            raise SearchError(f"cannot search by {self.path} from {self.start:g} s to {self.end:g} s: end it later")
+            moment = f"from {self.start or 0:g} s to {self.end:g} s"
+            raise SearchError(f"cannot search by {self.path} {moment}: end it later")
 
     @classmethod
     def parse(cls, text: str) -> Example:
@@ -95,18 +97,8 @@ def check_query(query: str) -> None:
         raise SearchError(f"the query has {len(query):,} characters: shorten it to {LONGEST_QUERY:,}")
 
 
-def query_vector(embedder: AllocEmbed, query: Query) -> np.ndarray:
-    """The unit vector (dim,) to search with. Raise VideoError if a picture or an example cannot be read."""
-    query.check()
-    instruction = embedder.backbone.query_instruction
-    texts = embedder.encode_texts([*query.texts, *query.unlike], instruction=instruction)
-    vectors = [text.vector for text in texts]
-    wanted = [*vectors[: len(query.texts)], *example_vectors(embedder, query)]
-    return combine(wanted, vectors[len(query.texts) :])
-
-
 def example_vectors(embedder: AllocEmbed, query: Query) -> list[np.ndarray]:
-    """Vectors (dim,) of the pictures and of the examples of a query."""
+    """Vectors (dim,) of the pictures and of the examples of a query. Raise VideoError if one cannot be read."""
     vectors = [picture.vector for picture in embedder.encode_images(query.images)] if query.images else []
     for example in query.like:
         reader = embedder
@@ -124,7 +116,11 @@ def combine(wanted: Sequence[np.ndarray], unwanted: Sequence[np.ndarray] = ()) -
     """
     query = _unit(np.sum(wanted, axis=0))
     away = [other - (other @ query) * query for other in unwanted]
-    return _unit(query - np.sum(away, axis=0)) if away else query
+    if not away:
+        return query
+    together = np.sum(away, axis=0)
+    length, longest = np.linalg.norm(together), max(map(np.linalg.norm, away))
+    return _unit(query - (together * (longest / length) if length > longest else together))
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Put hits in order: lines by their words, pictures and lines together by reciprocal ranks, near-duplicates folded."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -7,9 +8,8 @@ import numpy as np
 
 from allocembed.search.hit import Hit
 from allocembed.search.said.lines import FoundLine
-from allocembed.search.said.words import share_of
 
-NEIGHBOURS = 10.0  # seconds: a sentence goes on over a few lines
+NEIGHBOURS = 10.0  # seconds: a sentence may continue over a few lines
 ENOUGH = 0.66  # share of the query's words that a line and its neighbours must have to count beside pictures
 FLATNESS = 60  # of reciprocal ranks: the higher, the less the first places differ
 SAME_VIDEO = 0.95  # cosine of whole videos above which they count as near-duplicates
@@ -26,15 +26,20 @@ def rank_lines(wanted: Sequence[str], lines: Iterable[FoundLine]) -> dict[str, t
 
 
 def _best_line(wanted: Sequence[str], found: list[tuple[FoundLine, set[str]]]) -> tuple[float, FoundLine]:
+    """The line with most of the wanted words around it. A window slides over the lines and counts their words."""
     found = sorted(found, key=lambda each: each[0].start)
-    starts = np.array([line.start for line, _ in found])
-    firsts = np.searchsorted(starts, starts - NEIGHBOURS)
-    lasts = np.searchsorted(starts, starts + NEIGHBOURS, side="right")
-    shares = [
-        share_of(wanted, set[str]().union(*(said for _, said in found[first:last])))
-        for first, last in zip(firsts, lasts, strict=True)
-    ]
-    place = max(range(len(found)), key=lambda place: (shares[place], found[place][0].relevance, -starts[place]))
+    said = Counter[str]()
+    shares: list[float] = []
+    first = last = 0
+    for line, _ in found:
+        while last < len(found) and found[last][0].start <= line.start + NEIGHBOURS:
+            said.update(found[last][1])
+            last += 1
+        while found[first][0].start < line.start - NEIGHBOURS:
+            said.subtract(found[first][1])
+            first += 1
+        shares.append(sum(count > 0 for count in said.values()) / len(set(wanted)))
+    place = max(range(len(found)), key=lambda at: (shares[at], found[at][0].relevance, -found[at][0].start))
     return shares[place], found[place][0]
 
 

@@ -37,19 +37,25 @@ CONTRAST = 0.02  # of the likeness to the query; below it nothing stands out, an
 MOST_SECONDS = 60.0  # spent on one hit; a file that is slower to decode keeps its moment
 
 
-def refine(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray) -> list[Hit]:
-    """Hits with better moments, in the same order. A hit whose file cannot be read, or shows no edges, stays."""
+def refine(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray, most_seconds: float = MOST_SECONDS) -> list[Hit]:
+    """Hits with better moments, in the same order. A hit whose file cannot be read, or shows no edges, stays.
+
+    So does one that takes more than `most_seconds`.
+    """
     segments = index.store.segments_of([hit.video for hit in hits], ("vector",))
     embedder = index.embedder
-    return [_refine_hit(embedder, segments.get(hit.video, []), hit, vector) for hit in hits]
+    return [_refine_hit(embedder, segments.get(hit.video, []), hit, vector, most_seconds) for hit in hits]
 
 
-def _refine_hit(embedder: AllocEmbed, segments: Sequence[EmbeddedSegment], hit: Hit, vector: np.ndarray) -> Hit:
+def _refine_hit(
+    embedder: AllocEmbed, segments: Sequence[EmbeddedSegment], hit: Hit, vector: np.ndarray, most_seconds: float
+) -> Hit:
     try:
         with embedder.open(hit.path) as video:
             if not segments or not video.table.trusted:  # every look would decode the whole file
                 return hit
-            close_up, seconds = CloseUp(embedder, video, vector), look_times(segments, vector)
+            close_up = CloseUp(embedder, video, vector, most_seconds)
+            seconds = look_times(segments, vector)
             windows = segments[1:] or segments
             earliest = max(window.start for window in windows if window.start <= seconds[0])
             latest = min(window.end for window in windows if window.end >= seconds[-1])
@@ -91,9 +97,9 @@ def _spread(segment: EmbeddedSegment, count: int) -> list[float]:
 class CloseUp:
     """Looks at single frames of one video, of which the budget allows a number."""
 
-    def __init__(self, embedder: AllocEmbed, video: VideoSource, vector: np.ndarray) -> None:
-        self.until = time.monotonic() + MOST_SECONDS
-        video.stopwatch.seconds = min(video.stopwatch.seconds, MOST_SECONDS)
+    def __init__(self, embedder: AllocEmbed, video: VideoSource, vector: np.ndarray, most_seconds: float) -> None:
+        self.most_seconds, self.until = most_seconds, time.monotonic() + most_seconds
+        video.stopwatch.seconds = min(video.stopwatch.seconds, most_seconds)
         about, geometry, budget = video.probe(), embedder.backbone.geometry, embedder.budget
         native = geometry.native(about.height, about.width, frames=min(budget.base_frames, about.total))
         total = budget.tokens(native, about.total, geometry.frames_per_chunk)
@@ -141,7 +147,9 @@ class CloseUp:
         found = {}
         for number in np.unique(shown).tolist():
             if time.monotonic() > self.until:
-                raise VideoError(self.video.source, f"took longer than {MOST_SECONDS:g} s; search without --refine")
+                raise VideoError(
+                    self.video.source, f"took longer than {self.most_seconds:g} s; search without --refine"
+                )
             until = float(times[number + 1]) if number + 1 < len(times) else None
             self.video.part = Part(float(times[number]), until)
             allocation, found[float(times[number])] = self.reader.prepare_picture(self.video.sample(1))

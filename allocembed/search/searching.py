@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 POOL = 50  # videos of each kind that are ranked together
 PREFILTERED = 10_000  # videos that LanceDB can be told to search among; of more, the others are left out afterwards
+MOST_FOLDED = 1000  # videos that are compared with each other to leave out near-duplicates
 SPARE = 4  # more videos than requested, because some may have no file
 ROUNDS = 4  # in which more and more lines are looked at
 SHORTEST_MOMENT = 4.0  # seconds from the start of a line
@@ -47,13 +48,13 @@ class SearchJob:
 
     def hits(self) -> list[Hit]:
         """The best videos. With `dedupe`, more candidates are taken until enough different ones are found."""
-        among, count = self._among(), self.top
+        among, count, most = self._among(), self.top, max(self.top, MOST_FOLDED)
         while True:
             ranked = self._ranked(count, among)
             hits = self._described(ranked)
-            if len(hits) >= self.top or len(ranked) < count or not self.dedupe:
+            if len(hits) >= self.top or len(ranked) < count or not self.dedupe or count == most:
                 return hits[: self.top]
-            count *= 4
+            count = min(4 * count, most)
 
     def _among(self) -> set[str] | None:
         """The videos that meet the filters; None if all do."""
@@ -77,7 +78,7 @@ class SearchJob:
         if self.min_score is not None:
             seen = {video: score for video, score in seen.items() if score >= self.min_score}
         if not self.text:
-            return [_Candidate(video) for video in seen]
+            return [_Candidate(video) for video in list(seen)[: count + SPARE]]
         said = {video: best for video, best in self._by_lines(wanted, among).items() if best[0] >= ENOUGH}
         order = fuse(list(seen), list(said))[: count + SPARE]
         return [_Candidate(video, said[video][1] if video in said else None, 0.0, by_line) for video, by_line in order]
@@ -89,6 +90,7 @@ class SearchJob:
         if among is not None:
             share = len(among) / max(1, len(among), store.file_count())
         inside = among if among is not None and len(among) <= PREFILTERED else None
+        exact = store.compares_all(inside)
         if among is not None and inside is None:
             limit = int(limit / share)
         while total and share:
@@ -98,6 +100,9 @@ class SearchJob:
                 if video != self.without and (among is None or video in among):
                     best.setdefault(video, score)
             if len(best) >= count + SPARE or limit >= total:
+                return best
+            # The next round could find no more.
+            if inside is not None and (len(best) >= len(inside - {self.without}) or (exact and len(rows) < limit)):
                 return best
             limit, share = 4 * limit, share if among is None else share / 4
         return {}
@@ -120,8 +125,7 @@ class SearchJob:
     def _described(self, ranked: Sequence[_Candidate]) -> list[Hit]:
         """Hits with files, moments and scores. Those found by vectors alone are sorted by their exact scores."""
         files = self.index.files_of([each.video for each in ranked], self.filters)
-        vectors = self.vector is not None or self.dedupe
-        segments = self.index.store.segments_of(files, ("vector",) if vectors else ())
+        segments = self.index.store.segments_of(files, () if self.vector is None else ("vector",))
         hits = [
             _hit(files[each.video], segments[each.video], self.vector, each)
             for each in ranked
@@ -130,8 +134,14 @@ class SearchJob:
         if not self.text:
             hits.sort(key=lambda hit: -hit.score)
         if self.dedupe:
-            hits = fold_copies(hits, {video: each[0].vector for video, each in segments.items()})
+            hits = fold_copies(hits, self._whole_vectors(segments))
         return hits
+
+    def _whole_vectors(self, segments: Mapping[str, list[EmbeddedSegment]]) -> dict[str, np.ndarray]:
+        if self.vector is not None:
+            return {video: each[0].vector for video, each in segments.items()}
+        videos, vectors = self.index.store.whole_vectors(segments)
+        return dict(zip(videos, vectors.astype(np.float32), strict=True))
 
 
 @dataclass(frozen=True)

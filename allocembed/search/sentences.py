@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import numpy as np
 
@@ -21,16 +22,20 @@ class SentenceReader:
         self._settings, self._config = settings, config
         self._half: TextHalf | None = None
         self._tried = False
+        self._lock = threading.Lock()  # several threads may search at once
 
     def vector(self, sentence: str) -> np.ndarray | None:
         """The vector (dim,) of a search sentence; None if only the whole model can tell."""
-        if not self._tried:
-            self._half, self._tried = self._open(), True
-        return self._half.vector(sentence, self._half.query_instruction) if self._half else None
+        with self._lock:
+            if not self._tried:
+                self._half, self._tried = self._open(), True
+            half = self._half  # another thread may close it in the meantime
+        return half.vector(sentence, half.query_instruction) if half else None
 
     def close(self) -> None:
         """Free the memory, because the whole model is there."""
-        self._half, self._tried = None, True
+        with self._lock:
+            self._half, self._tried = None, True
 
     def _open(self) -> TextHalf | None:
         """The text half of the model, if it is that of the index. If not, loading the whole model says so."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.search.lance import import_lancedb
+from allocembed.search.places import without_folders
 
 LOCK = "indexing.lock"
 PATIENCE = 5.0  # seconds to wait for the lock: two runs that start at once must not both give way
@@ -105,7 +106,7 @@ def storage_errors(uri: str, cause: str) -> Iterator[None]:
         # A Rust panic, as after one flipped bit in a manifest, is no Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        message = " ".join(str(error).split())
+        message = without_folders(" ".join(str(error).split()), [uri])  # it is named already
         kept = "what was indexed before is kept"
         if any(sign in message.lower() for sign in ("no space", "storage full", "quota exceeded")):
             # LanceDB's own message is long and mostly about its internals.

@@ -183,16 +183,18 @@ class IndexStore:
                 found.setdefault(row.pop("video"), []).append(_segment(row))
         return {video: sorted(segments, key=lambda segment: segment.number) for video, segments in found.items()}
 
-    def whole_vectors(self) -> tuple[list[str], np.ndarray]:
-        """All videos, and the vectors (n, dim) of each as a whole, in half precision to save memory."""
+    def whole_vectors(self, among: Iterable[str] | None = None) -> tuple[list[str], np.ndarray]:
+        """All videos, or those `among`, and the vectors (n, dim) of each as a whole, in half precision."""
         videos: list[str] = []
         parts = [np.empty((0, len(self.settings.probe)), np.float16)]
+        wanted = ["number = 0"] if among is None else [f"number = 0 and {each}" for each in conditions("video", among)]
         with storage_errors(self.uri, UNREADABLE):
-            query = self.vectors.search().where("number = 0").select(["video", "vector"]).limit(EVERYTHING)
-            for batch in query.to_batches():
-                videos += batch["video"].to_pylist()
-                values = batch["vector"].flatten().to_numpy(zero_copy_only=False)
-                parts.append(values.reshape(len(batch), -1).astype(np.float16))
+            for condition in wanted:
+                query = self.vectors.search().where(condition).select(["video", "vector"]).limit(EVERYTHING)
+                for batch in query.to_batches():
+                    videos += batch["video"].to_pylist()
+                    values = batch["vector"].flatten().to_numpy(zero_copy_only=False)
+                    parts.append(values.reshape(len(batch), -1).astype(np.float16))
         return videos, np.concatenate(parts)
 
     def picture(self, video: str, number: int) -> bytes | None:
@@ -203,13 +205,25 @@ class IndexStore:
     def _rows(self, condition: str, columns: Sequence[str]) -> list[dict[str, Any]]:
         with storage_errors(self.uri, UNREADABLE):
             query = self.vectors.search().where(condition).select(list(columns)).limit(EVERYTHING)
-            return self._complete(query.to_list())
+            table = query.to_arrow()
+            if "vector" not in columns:
+                return self._complete(table.to_pylist())
+            # As Python's numbers, vectors would take many times their size.
+            values = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            rows = self._complete(table.drop_columns(["vector"]).to_pylist())
+        if len(values) != len(rows) * len(self.settings.probe):
+            raise self._damaged()
+        vectors = np.array(values, np.float32).reshape(len(rows), len(self.settings.probe))
+        return [{**row, "vector": vector} for row, vector in zip(rows, vectors, strict=True)]
 
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same rows, if each has all its values: a damaged manifest may hide a column."""
         if any(value is None for row in rows for value in row.values()):
-            raise SearchError(f"the index at {self.uri} is damaged: make a new index")
+            raise self._damaged()
         return rows
+
+    def _damaged(self) -> SearchError:
+        return SearchError(f"the index at {self.uri} is damaged: make a new index")
 
     def nearest(
         self, vector: np.ndarray, limit: int, *, among: Collection[str] | None = None, share: float = 1.0
@@ -223,13 +237,37 @@ class IndexStore:
             query = self.vectors.search(vector.astype(np.float32)).metric("cosine").limit(limit)
             if among is not None:
                 query = query.where(one_of("video", among), prefilter=True)
-            if among is not None and len(among) <= ONE_BY_ONE:
+            if self.compares_all(among):
                 query = query.bypass_vector_index()
             else:
                 # 20 partitions and ten times as many candidates as requested cost a few milliseconds and lose little.
                 query = query.nprobes(min(MOST_PROBES, int(20 / share))).refine_factor(10)
             rows = query.select(["video", "_distance"]).to_list()
         return [(row["video"], 1 - row["_distance"]) for row in rows]
+
+    def compares_all(self, among: Collection[str] | None) -> bool:
+        """Whether `nearest` compares the vectors of all videos `among` the given ones."""
+        return among is not None and len(among) <= ONE_BY_ONE
+
+    def totals(self) -> dict[str, float]:
+        """Numbers of videos, files, files that failed and vectors, and sums of seconds and tokens."""
+        with storage_errors(self.uri, UNREADABLE):
+            return {
+                "videos": self.vectors.count_rows("number = 0"),
+                "files": self.files_table.count_rows("error = ''"),
+                "failed": self.files_table.count_rows("error != ''"),
+                "vectors": self.vectors.count_rows(),
+                "seconds": self._sum(self.files_table, "duration"),
+                "tokens": self._sum(self.vectors, "cost"),
+            }
+
+    def _sum(self, table: Any, column: str) -> float:
+        total = 0
+        for batch in table.search().select([column]).limit(EVERYTHING).to_batches():
+            if batch[column].null_count:
+                raise self._damaged()
+            total += batch[column].sum().as_py() or 0
+        return total
 
     def count(self) -> int:
         """Number of vectors."""
@@ -302,8 +340,6 @@ def _row(video: str, segment: EmbeddedSegment) -> dict[str, Any]:
 def _segment(row: dict[str, Any]) -> EmbeddedSegment:
     if "film" in row:
         row["film"] = json.loads(row["film"])
-    if "vector" in row:
-        row["vector"] = np.asarray(row["vector"], np.float32)
     return EmbeddedSegment(**row)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from allocembed import __version__
-from allocembed.allocators.registry import is_method
+from allocembed.allocators.registry import is_method, split_looks
 from allocembed.backbones.loading import find_folder
 from allocembed.backbones.registry import ADAPTER, FAMILIES, find_entry
 from allocembed.config import EmbedConfig
@@ -72,9 +72,10 @@ def write_settings(config: EmbedConfig, folder: Path) -> None:
     """Write the settings, and the allocator if it is a local folder."""
     saved = config.as_dict()
     del saved["device"]  # of the machine that loads the folder
-    if not is_method(config.allocator) and Path(config.allocator).is_dir():
-        ScalePolicy.from_pretrained(config.allocator).save_pretrained(folder / ALLOCATOR)
-        saved["allocator"] = f"./{ALLOCATOR}"
+    learned, looks = split_looks(config.allocator)
+    if not is_method(learned) and Path(learned).is_dir():
+        ScalePolicy.from_pretrained(learned).save_pretrained(folder / ALLOCATOR)
+        saved["allocator"] = f"./{ALLOCATOR}+{looks}" if looks else f"./{ALLOCATOR}"
     write_text(folder / SETTINGS, json.dumps(saved, indent=2) + "\n")
 
 
@@ -83,9 +84,19 @@ def read_settings(saved: Mapping[str, Any], allocator: str | None) -> EmbedConfi
     if not saved:
         raise DataError(f"{SETTINGS} is missing or empty: write the folder again with allocembed export-st")
     values = dict(saved)
-    if values.get("allocator") == f"./{ALLOCATOR}":
-        values["allocator"] = allocator or values["allocator"]
+    if allocator and has_allocator(values):
+        looks = split_looks(values["allocator"])[1]
+        values["allocator"] = f"{allocator}+{looks}" if looks else allocator
     return EmbedConfig.from_dict(values)
+
+
+def has_allocator(saved: Mapping[str, Any]) -> bool:
+    """Whether the settings name the allocator in their own folder, alone or multiplied by the sensitivity.
+
+    >>> has_allocator({"allocator": "./allocator+sensitivity"}), has_allocator({"allocator": "learned"})
+    (True, False)
+    """
+    return split_looks(str(saved.get("allocator")))[0] == f"./{ALLOCATOR}"
 
 
 def query_instruction(config: EmbedConfig) -> str | None:

@@ -22,7 +22,7 @@ import torch
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
 from allocembed.errors import ConfigError, MissingDependency
-from allocembed.serving.folder import ALLOCATOR, SETTINGS, read_settings, write_settings
+from allocembed.serving.folder import ALLOCATOR, SETTINGS, has_allocator, read_settings, write_settings
 from allocembed.serving.requests import Embedding, Request, embed_requests
 
 try:
@@ -117,7 +117,7 @@ class AllocEmbedModule(InputModule):
         if isinstance(replaced.get("dtype"), torch.dtype):
             replaced["dtype"] = _dtype_name(replaced["dtype"])
         own = None
-        if saved.get("allocator") == f"./{ALLOCATOR}":
+        if has_allocator(saved):
             own = cls.load_dir_path(model_name_or_path, subfolder=str(Path(subfolder, ALLOCATOR)), **where)
         return cls(read_settings({**saved, **replaced}, own))
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from allocembed.allocators.registry import AUTO, LEARNED, METHODS, SENSITIVITY, make_method
+from allocembed.allocators.registry import AUTO, LEARNED, METHODS, SENSITIVITY, make_method, split_looks
 from allocembed.backbones.base import Backbone, Prompt
 from allocembed.backbones.loading import find_folder
 from allocembed.backbones.registry import ADAPTER, FAMILIES, find_entry, known_inputs
@@ -106,7 +106,7 @@ def load_without_weights(config: EmbedConfig) -> AllocEmbed:
     config.check()
     entry = find_entry(config.backbone)
     name = config.allocator
-    if name.startswith(SENSITIVITY):
+    if name.startswith(SENSITIVITY) or split_looks(name)[1]:
         raise ConfigError(
             "sensitivity looks with the backbone, whose weights vLLM holds: use uniform, content or learned"
         )

@@ -296,6 +296,7 @@ def test_what_was_said_filters_and_duplicates(place):
         hits = json.loads(run("search", place, "rates", "--said", "--has-speech", "--json").stdout)
         assert [(hit["line"], hit["line_start"], hit["score"]) for hit in hits] == [("the rates rise", 0.1, 1.0)]
     assert run("search", place, "rates", "--said", "--seen").returncode == 2
+    assert run("search", place, "rates", "--said", "--refine").returncode == 2
     assert "cannot filter by after" in run("search", place, "rates", "--after", "soon").stderr
     groups = json.loads(run("index", "dups", place, "--threshold", "0.01", "--json").stdout)
     assert [len(group) for group in groups] == [3]

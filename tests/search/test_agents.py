@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 from PIL import Image
 
+from allocembed.errors import BackboneError
 from allocembed.search import VideoIndex
 from tests import command
 from tests.clips import picture, write_video
@@ -21,7 +23,9 @@ pytest.importorskip("mcp", reason="pip install 'allocembed[mcp]'")
 
 from mcp import Client, StdioServerParameters, stdio_client
 
+from allocembed.search import agents
 from allocembed.search.agents import make_server
+from allocembed.search.said.lines import Line
 
 TOOLS = {"search", "similar", "moment", "transcript", "frame"}
 SUBTITLES = "1\n00:00:01,000 --> 00:00:02,000\nthe rocket starts\n\n2\n00:00:09,000 --> 00:00:10,000\nit lands\n"
@@ -189,6 +193,48 @@ def test_a_file_that_was_changed_or_removed_is_not_served_and_its_path_is_not_na
     assert "gone" in text and str(tmp_path) not in text
     shutil.rmtree(tmp_path / "index")
     assert str(tmp_path) not in refusal(index, "search", query="a dog")
+
+
+def test_lines_of_one_time_never_stop_a_transcript(index, monkeypatch):
+    lines = [Line(second, second + 5.0, f"{second:g} {number}") for second in (1.0, 2.0, 3.0) for number in range(3)]
+    monkeypatch.setattr(agents, "MOST_LINES", 2)
+    monkeypatch.setattr(index.lines, "lines_of", lambda video: lines)
+    tools, video = agents.IndexTools(index), video_id(index, "long.mp4")
+    start, pages = 0.0, []
+    while start is not None and len(pages) < 9:
+        page = tools.transcript(video, start)
+        pages.append([line.text for line in page.lines])
+        start = page.next_start
+    assert pages == [[line.text for line in lines[first : first + 3]] for first in (0, 3, 6)]
+
+
+def test_a_video_that_is_removed_while_it_is_asked_about_is_no_such_video(index, monkeypatch):
+    monkeypatch.setattr(index, "segments", lambda video, *large: [])
+    video = video_id(index, "long.mp4")
+    assert "no such video" in refusal(index, "similar", video=video)
+    assert "no such video" in refusal(index, "moment", video=video, second=0)
+
+
+def test_errors_name_no_folder_of_an_index_that_was_opened_by_a_relative_path(finished, tmp_path, monkeypatch):
+    """Nor that of its model, which is gone here."""
+    shutil.copytree(finished, tmp_path / "index")
+    monkeypatch.chdir(tmp_path)
+    index = VideoIndex.open("index")
+    model = tmp_path / "my models" / "small"
+    index.settings = replace(index.settings, config=replace(index.settings.config, backbone=str(model)))
+
+    def fail(*given, **named):
+        raise BackboneError(f"cannot load {model}: it is gone; see {tmp_path}/index/about")
+
+    monkeypatch.setattr(index, "search", fail)
+    assert refusal(index, "search", query="a dog").endswith("cannot load small: it is gone; see index/about")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    for part in (tmp_path / "index" / "vectors.lance").rglob("*.lance"):
+        part.write_bytes(b"damaged")
+    text = refusal(index, "similar", video=index.files()[0].video)
+    assert "cannot be read" in text and "index" in text
+    assert str(tmp_path).lstrip("/") not in text and tmp_path.name not in text
 
 
 def test_there_are_no_resources_and_no_prompts(index):

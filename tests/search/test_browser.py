@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -21,6 +22,7 @@ pytest.importorskip("fastapi", reason="pip install 'allocembed[search]'")
 
 from fastapi import HTTPException
 
+from allocembed.search.web.answers import Answers
 from allocembed.search.web.limits import WorkQueue
 from tests.served import serving
 
@@ -115,6 +117,26 @@ def test_search_and_click_and_the_player_stands_at_the_moment(browser, client, t
     assert browser.run("document.querySelectorAll('#moments .best').length") == 1
     browser.click("#film button:nth-child(4)")
     browser.wait(f"Math.abs(player.currentTime - {about['film']['chunks'][3]['times'][0]}) < 0.05")
+
+
+def test_a_closer_look_moves_the_player_only_if_the_visitor_stayed(browser, search, timelines, monkeypatch):
+    found, looked = {"start": 1.0, "end": 3.0, "found": True}, threading.Event()
+    monkeypatch.setattr(Answers, "moment", lambda *given: (looked.wait(5), found)[1])
+    sentence = sentences(timelines, moments=1, whole=0, seed=3)[0]
+    for goes_elsewhere in (True, False):
+        looked.clear()
+        search(sentence.text)
+        browser.click("#results button")
+        browser.wait("player.readyState >= 2 && !player.seeking && document.querySelectorAll('#moments button').length")
+        assert "looking closer" in text(browser, "when")
+        before = browser.run("player.currentTime")
+        if goes_elsewhere:
+            browser.run("[...document.querySelectorAll('#moments button:not(.best)')].at(-1).click()")
+            elsewhere = browser.run("player.currentTime")
+            assert abs(elsewhere - before) > 1
+        looked.set()
+        browser.wait("!document.getElementById('when').textContent.includes('looking closer')")
+        assert browser.run("player.currentTime") == (elsewhere if goes_elsewhere else found["start"])
 
 
 def test_scores_are_explained_and_a_toy_model_is_called_one(browser, search, timelines):

@@ -51,3 +51,22 @@ def test_a_cut_that_fails_says_so_and_leaves_the_old_one(tmp_path):
 def test_a_cut_of_a_file_that_is_gone_says_so(tmp_path):
     with pytest.raises(SearchError, match="it is gone"):
         cut(tmp_path / "a.mp4", 0, 1, tmp_path, "one")
+
+
+def test_a_codec_that_the_container_cannot_hold_is_cut_into_matroska(tmp_path):
+    path = write_video(tmp_path / "a.mkv", 50, options={"g": "20", "bf": "0"}).rename(tmp_path / "a.webm")
+    made, _ = cut(path, 0, 1, tmp_path / "out", "one")
+    assert made.name == "one.mkv" and len(read_all(made)[0]) >= 25
+    assert list((tmp_path / "out").iterdir()) == [made]
+
+
+def test_a_codec_that_no_container_can_hold_is_an_error_in_words(tmp_path, monkeypatch):
+    def refuse(*given):
+        raise ValueError("'matroska' format does not support 'flv' codec")
+
+    path = write_video(tmp_path / "a.mp4", 10)
+    monkeypatch.setattr(cutting, "copy_packets", refuse)
+    with pytest.raises(
+        SearchError, match=r"cannot cut .*a\.mp4: 'matroska' format does not support 'flv' codec; check"
+    ):
+        cut(path, 0, 0.2, tmp_path / "out", "one")

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allocembed.search import duplicates, ranking
+from allocembed.search import duplicates, ranking, searching
 from allocembed.search.duplicates import connected, find_duplicates
+from tests.search.said.test_reading import write_lines
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 
@@ -67,3 +68,34 @@ def test_many_vectors_are_grouped_without_comparing_all_pairs():
 def test_a_thousand_equal_videos_are_one_group():
     vectors = np.repeat(np.eye(4, dtype=np.float16), [1000, 1, 1, 2500], axis=0)
     assert sorted(map(len, connected(vectors, 0.9))) == [1, 1, 1000, 2500]
+
+
+def test_a_chain_of_a_small_index_is_one_group():
+    """The link in its middle leads neither to the nearest nor to the first for either end."""
+    angles = np.radians([0, 30, 21, 9])
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    assert connected(vectors, np.cos(np.radians(12.5))) == [[0, 1, 2, 3]]
+    assert connected(vectors, np.cos(np.radians(11))) == [[0, 3], [1, 2]]
+
+
+def test_an_index_of_copies_is_not_loaded_whole_to_fold_them(copied, monkeypatch):
+    vector = copied.segments(f"{0:032x}", "vector")[0].vector
+    monkeypatch.setattr(ranking, "SAME_VIDEO", -1.0)  # all are copies, so there never are two different ones
+    monkeypatch.setattr(searching, "MOST_FOLDED", 5)
+    taken, segments_of = [], copied.store.segments_of
+    monkeypatch.setattr(copied.store, "segments_of", lambda *args: taken.append(len(args[0])) or segments_of(*args))
+    (hit,) = copied.search_vector(vector, top=2, dedupe=True)
+    assert taken == [2 + searching.SPARE, 5 + searching.SPARE] and hit.copies == 4 + searching.SPARE
+
+
+def test_copies_are_folded_in_what_was_said(index, folder, monkeypatch):
+    for name in ("v1", "v2", "v3"):
+        write_lines(folder / f"{name}.srt", "a needle")
+    index.add([folder])
+    wholes = dict(zip(*index.store.whole_vectors(), strict=True))
+    first, second, third = [wholes[file.video] for file in index.files() if Path(file.path).stem in ("v1", "v2", "v3")]
+    monkeypatch.setattr(ranking, "SAME_VIDEO", min(first @ second, first @ third) - 0.01)
+    (hit,) = index.search("needle", said=True, dedupe=True)
+    assert hit.copies == 2
+    monkeypatch.setattr(ranking, "SAME_VIDEO", 1.01)
+    assert len(index.search("needle", said=True, dedupe=True)) == 3

@@ -46,7 +46,17 @@ def test_a_copy_in_another_folder_is_shown_where_the_filter_looks(index, folder)
     assert names(index.search("anything", top=20, filters=Filters(folder=folder / "zz"))) == {"copy.mp4"}
 
 
-@pytest.mark.parametrize("values", [{"after": "soon"}, {"shortest": -1}, {"longest": float("nan")}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"after": "soon"},
+        {"shortest": -1},
+        {"longest": float("nan")},
+        {"before": "2300-01-01"},
+        {"after": "0001-01-02"},
+        {"least_height": 10**30},
+    ],
+)
 def test_impossible_filters_are_refused(values):
     with pytest.raises(SearchError, match="cannot filter by"):
         Filters(**values)
@@ -66,6 +76,19 @@ def test_the_best_are_found_with_the_approximate_index_however_selective_the_fil
     hits = index.search_vector(query, top=5, filters=Filters(folder="/far"))
     expected = sorted(range(2000, 2010), key=lambda number: -vectors[number] @ query)[:5]
     assert [hit.path for hit in hits] == [f"/far/{number}.mp4" for number in expected]
+
+
+def test_a_filter_that_leaves_few_videos_is_searched_once(index, folder, monkeypatch):
+    rounds = []
+    nearest = index.store.nearest
+    monkeypatch.setattr(index.store, "count", lambda: 10**9)  # as if there were many more
+    monkeypatch.setattr(index.store, "nearest", lambda *args, **named: rounds.append(args) or nearest(*args, **named))
+    assert len(index.search_vector(index.embed_query("anything"), filters=Filters(longest=5))) == 8
+    assert len(rounds) == 1
+
+
+def test_dates_at_the_ends_of_time_are_searched(index):
+    assert len(index.search("anything", filters=Filters(after="1678-01-01", before="2261-12-31", longest=1e9))) == 9
 
 
 def make_large(index, near: int, far: int) -> np.ndarray:

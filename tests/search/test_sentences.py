@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from allocembed.errors import BackboneError
 from allocembed.search import SearchError, VideoIndex
 from allocembed.search.query import Query
+from allocembed.search.sentences import SentenceReader
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 
@@ -69,3 +72,20 @@ def test_the_command_imports_neither_transformers_nor_the_compiler(finished):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and "score" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_threads_that_search_at_once_load_the_model_once(finished, embedder, monkeypatch, whole):
+    loaded = []
+
+    def load(*args: object) -> object:
+        loaded.append(args)
+        time.sleep(0.05)
+        return embedder if whole else None
+
+    index = VideoIndex.open(finished, device="cpu")
+    monkeypatch.setattr("allocembed.search.index._load", load)
+    monkeypatch.setattr(SentenceReader, "_open", load)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: index.embedder if whole else index._sentences.vector("a dog"), range(4)))
+    assert len(loaded) == 1

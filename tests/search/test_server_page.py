@@ -1,6 +1,8 @@
 """What the server does for the page: its parts, posters, folders, clips, pictures to search by, and a browser."""
 
 import io
+import json
+import os
 import shutil
 import struct
 import threading
@@ -12,13 +14,14 @@ import av
 import pytest
 from PIL import Image
 
-from allocembed.search import VideoIndex
+from allocembed.search import SearchError, VideoIndex
+from allocembed.search.filters import Filters
 from tests.clips import picture, write_video
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 pytest.importorskip("fastapi", reason="pip install 'allocembed[search]'")
 
-from allocembed.search.web import clips, server, uploads
+from allocembed.search.web import answers, clips, server, uploads
 from tests.served import serving
 
 pytestmark = pytest.mark.slow  # whole servers
@@ -158,6 +161,44 @@ def test_a_changed_file_gives_no_clip(client, index, long, tmp_path):
         assert client.get(f"/api/videos/{long}/clip?start=0&end=5").status == 410
     finally:
         shutil.copy2(tmp_path / "kept", path)
+
+
+def test_an_error_is_told_to_visitors_without_folders_and_printed_whole(client, index, long, monkeypatch, capfd):
+    def fail(source, start, end, folder, name):
+        raise SearchError(f"cannot cut {source}: no space; check the space for {folder / name}")
+
+    monkeypatch.setattr(clips, "cut", fail)
+    path = Path(index.files_of([long])[long].path)
+    reply = client.get(f"/api/videos/{long}/clip?start=0&end=5")
+    assert reply.status == 400
+    assert json.loads(reply.body)["detail"] == "cannot cut long ü.mp4: no space; check the space for clip"
+    assert f"cannot cut {path}" in capfd.readouterr().err
+
+
+def test_a_video_that_is_removed_while_it_is_asked_about_is_not_found(client, index, long, monkeypatch):
+    monkeypatch.setattr(index, "segments", lambda video, *large: [])
+    assert client.get(f"/api/videos/{long}").status == 404
+    assert client.get(f"/api/videos/{long}/similar").status == 404
+
+
+def test_a_closer_look_from_the_page_takes_seconds_at_most(client, long, monkeypatch):
+    allowed = []
+    monkeypatch.setattr(answers, "refine", lambda index, hits, vector, seconds: allowed.append(seconds) or hits)
+    key = client.search("a dog", said="false")[0]["query"]
+    assert client.json(f"/api/videos/{long}/moment?query={key}")["found"] is False
+    assert allowed == [answers.LOOK_SECONDS] and answers.LOOK_SECONDS <= 10
+
+
+def test_the_date_of_a_hit_is_that_of_the_copy_in_the_folder_asked_for(tmp_path, config, embedder):
+    for place, changed in (("a", 1e9), ("b", 1.1e9)):
+        (tmp_path / place).mkdir()
+        write_video(tmp_path / place / "same.mp4", 10)
+        os.utime(tmp_path / place / "same.mp4", (changed, changed))
+    index = VideoIndex.create(tmp_path / "index", config, embedder=embedder)
+    index.add([tmp_path / "a", tmp_path / "b"])
+    filters = Filters("b", None, None, None, None, None, None)
+    (hit,) = answers.Answers(index).search(answers.Asked(("a dog",), (), filters, False, False, 5, None))
+    assert (hit["folder"], hit["changed"]) == ("b", 1.1e9)
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])

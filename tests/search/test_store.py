@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
+import numpy as np
 import pytest
 
 from allocembed.errors import BackboneError
@@ -186,3 +187,19 @@ def test_whatever_lance_raises_is_an_error_that_a_user_can_read(error):
 def test_ctrl_c_is_no_storage_error():
     with pytest.raises(KeyboardInterrupt), storage.storage_errors("here", storage.UNREADABLE):
         raise KeyboardInterrupt
+
+
+def test_info_adds_up_without_loading_rows(index, monkeypatch):
+    pieces = [piece for each in index.store.segments().values() for piece in each]
+    files = index.files()
+    for name in ("files", "segments"):
+        monkeypatch.setattr(index.store, name, lambda *args: pytest.fail("all rows were loaded"))
+    info = index.info()
+    assert (info["vectors"], info["videos"], info["tokens"]) == (11, 9, sum(piece.cost for piece in pieces))
+    assert info["seconds"] == pytest.approx(sum(file.duration for file in files)) and info["failed"] == 0
+
+
+def test_vectors_are_read_as_one_array(index):
+    pieces = [piece for each in index.store.segments(("vector",)).values() for piece in each]
+    assert all(piece.vector.base is pieces[0].vector.base for piece in pieces)
+    assert pieces[0].vector.base.size == 11 * len(index.settings.probe) and pieces[0].vector.dtype == np.float32

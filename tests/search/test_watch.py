@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from allocembed.errors import BackboneError
 from allocembed.search import VideoIndex
 from allocembed.search.files import find_videos
 from tests import command
@@ -208,6 +209,18 @@ def test_the_lock_is_free_between_runs_and_a_run_by_hand_is_waited_for(
     printed = capsys.readouterr().err
     assert "waits for its turn" in printed and f"removed {folder / 'v0.mp4'}" in printed
     assert f"added {folder / 'v0.mp4'}" in printed
+
+
+def test_an_error_of_the_model_ends_only_a_watch_that_has_just_begun(videos, tmp_path, config, monkeypatch, capsys):
+    def fail(updater: IndexUpdater) -> bool:
+        raise BackboneError("the model cannot be loaded: the device is busy")
+
+    updater = IndexUpdater(FolderState([videos]), str(tmp_path / "index"), config, None, {})
+    monkeypatch.setattr(IndexUpdater, "_run", fail)
+    with pytest.raises(BackboneError):
+        updater.update()
+    updater.begun = True
+    assert not updater.update() and "the device is busy" in capsys.readouterr().err
 
 
 def test_a_renamed_file_keeps_its_vectors(folder, tmp_path, config, embedder, monkeypatch):

@@ -28,7 +28,7 @@ MODELS = {
 """Tiny checkpoints, by the model they stand for, and the pipelines that are compared."""
 VIDEOS, PICTURES = 200, 20
 WITH_PIXELS = 20
-"""Every so many layouts the pixels are compared too."""
+"""In one of this many layouts the pixels are compared too."""
 TEXTS = (
     None,
     "",

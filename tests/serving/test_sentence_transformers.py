@@ -17,7 +17,7 @@ from PIL import Image
 from allocembed import AllocEmbed
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError, VideoError
-from allocembed.serving.folder import export_folder
+from allocembed.serving.folder import export_folder, has_allocator, read_settings, write_settings
 from tests.clips import picture, write_video
 from tests.command import run
 
@@ -143,6 +143,17 @@ def test_a_local_allocator_travels_with_the_folder(files, tmp_path):
     model = load(tmp_path / "moved")
     ours = AllocEmbed.from_pretrained("nano-qwen3", "learned", device="cpu", **SETTINGS)
     assert np.abs(model.encode(str(files["one"])) - ours.encode_video(files["one"]).vector).max() < 1e-6
+
+
+def test_a_local_allocator_travels_with_the_sensitivity_that_multiplies_it(tmp_path):
+    from allocembed.backbones.registry import ASSETS
+
+    config = EmbedConfig(backbone="nano-qwen3", allocator=f"{ASSETS / 'nano-allocator'}+sensitivity:6-12", **SETTINGS)
+    write_settings(config, tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "allocembed.json").read_text())
+    assert saved["allocator"] == "./allocator+sensitivity:6-12" and has_allocator(saved)
+    own = str(tmp_path / "model" / "allocator")
+    assert read_settings(saved, own).allocator == f"{own}+sensitivity:6-12" and any(Path(own).iterdir())
 
 
 def test_what_is_pushed_is_the_folder(tiny_model, monkeypatch):

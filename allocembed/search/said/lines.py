@@ -14,13 +14,14 @@ from typing import Any
 from allocembed.search.files import FileEntry
 from allocembed.search.lance import import_lancedb
 from allocembed.search.said.subtitles import Line
-from allocembed.search.said.words import words
+from allocembed.search.said.words import LONGEST_WORD, words
 from allocembed.search.storage import UNREADABLE, UNWRITABLE, conditions, has_table, one_of, storage_errors
 
 EVERYTHING = 2**31 - 1
 INSIDE, SPEECH = "inside", "speech"  # origins that belong to the content of a video and not to a path
-LINES_AT_ONCE = 20_000  # rows of one commit
-LOOKUP_UP_TO = 20_000  # lines; in a larger table, those of a video or source are found by an index on that column
+LINES_AT_ONCE = 20_000  # that are read before they are committed, if no single source has more
+LOOKUP_UP_TO = 20_000  # lines; in a larger table, those of a video are found by an index on that column
+LONGEST_TOKEN = 4 * LONGEST_WORD + 1  # bytes of UTF-8: LanceDB leaves out words that are not shorter
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,12 @@ class LineStore:
         if not table.list_indices():
             # Words are written alike before, so they are only split at spaces.
             config = FTS(
-                base_tokenizer="whitespace", stem=False, remove_stop_words=False, ascii_folding=False, lower_case=False
+                base_tokenizer="whitespace",
+                max_token_length=LONGEST_TOKEN,
+                stem=False,
+                remove_stop_words=False,
+                ascii_folding=False,
+                lower_case=False,
             )
             table.create_index("words", config=config)
 

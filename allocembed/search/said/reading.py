@@ -25,7 +25,7 @@ OPENED = 64  # videos that are looked at between two answers
 NO_LINES = "no line with a time could be read; check that it is an .srt or .vtt file"
 TOO_LARGE = f"only its first {LARGEST // 1_000_000} MB were read; split it"
 Note = Callable[[str, str], None]
-"""Called with the path of a subtitle file and what is wrong with it."""
+"""Called with the path of a subtitle file or of a video, and what is wrong with it."""
 
 
 class SaidReading:
@@ -39,6 +39,8 @@ class SaidReading:
         self.beside = dict[str, set[tuple[str, str]]]()
         for owner, origin in self.sources:
             self.beside.setdefault(owner, set()).add((owner, origin))
+        self.current = set[tuple[str, str]]()
+        """Lines of contents that this run has read."""
         self.gone = set[tuple[str, str]]()
         """Subtitle files that no longer exist."""
         self.lines = 0
@@ -47,8 +49,9 @@ class SaidReading:
     def read(self, files: Sequence[FileEntry], recheck: bool = False) -> Generator[FileEntry, None, None]:
         """Read what is new or changed for videos of the index; yield each video when it was looked at.
 
-        With `recheck`, subtitle files are read whatever their date, and lines are counted. Nothing is embedded and no
-        model is loaded, unless there is a transcriber.
+        With `recheck`, subtitles are read whatever their date, also those inside videos, speech is written down again
+        if there is a transcriber, and lines are counted. Nothing is embedded and no model is loaded but that of a
+        transcriber.
         """
         if recheck:
             self._forget_broken()
@@ -56,9 +59,10 @@ class SaidReading:
         last = time.monotonic()
         found = beside(file.path for file in files)
         try:
-            for file, inside in self._with_streams(files):
+            for file, inside in self._with_streams(files, recheck):
                 subtitles = self._read_beside(file, found.get(file.path), recheck)
-                portion += [*subtitles, *self._read_content(file, inside, any(lines for _, lines in subtitles))]
+                has_lines = any(lines for _, lines in subtitles)
+                portion += [*subtitles, *self._read_content(file, inside, has_lines, recheck)]
                 full = len(portion) >= COMMIT_SOURCES or sum(len(lines) for _, lines in portion) >= LINES_AT_ONCE
                 if full or time.monotonic() - last > COMMIT_SECONDS:
                     done, portion, last = portion, [], time.monotonic()
@@ -105,28 +109,37 @@ class SaidReading:
             read.append((TextSource(file.path, path, file.video, source, len(lines), *stamp[1:]), lines))
         return read
 
-    def _with_streams(self, files: Sequence[FileEntry]) -> Iterator[tuple[FileEntry, list[Line] | None]]:
+    def _with_streams(
+        self, files: Sequence[FileEntry], recheck: bool
+    ) -> Iterator[tuple[FileEntry, list[Line] | VideoError | None]]:
         """Videos with the lines of their streams, or None where these are known. Several are opened at once."""
         with ThreadPoolExecutor(READERS) as readers:
             for first in range(0, len(files), OPENED):
                 some = files[first : first + OPENED]
-                new = {file.video: file.path for file in some if self._is_new(file)}
-                lines = dict(zip(new, readers.map(read_streams, new.values()), strict=True))
+                new = {file.video: file.path for file in some if self._is_wanted(file, INSIDE, recheck)}
+                lines = dict(zip(new, readers.map(_streams_of, new.values()), strict=True))
                 for file in some:
                     yield file, lines.pop(file.video, None)
 
-    def _is_new(self, file: FileEntry) -> bool:
-        return (file.video, INSIDE) not in self.sources and _is_unchanged(file)
+    def _is_wanted(self, file: FileEntry, origin: str, recheck: bool) -> bool:
+        """Whether the lines of a content are to be read: once, and once again in a run that checks."""
+        return (file.video, origin) not in (self.current if recheck else self.sources) and _is_unchanged(file)
 
     def _read_content(
-        self, file: FileEntry, inside: list[Line] | None, has_lines: bool
+        self, file: FileEntry, inside: list[Line] | VideoError | None, has_lines: bool, recheck: bool
     ) -> list[tuple[TextSource, list[Line]]]:
-        """Lines that belong to the content of a video, read once for each content. Speech is the last resort."""
+        """Lines that belong to the content of a video, read once for each content. Speech is the last resort.
+
+        What cannot be read is noted, and the next run tries again.
+        """
         read: list[tuple[TextSource, list[Line]]] = []
-        if inside is not None:
+        if isinstance(inside, VideoError):
+            self.note(file.path, inside.cause)
+        elif inside is not None:
             read.append(self._content_source(file, INSIDE, inside))
-        has_lines = has_lines or self._has_lines(file)
-        if self.transcriber and (file.video, SPEECH) not in self.sources and not has_lines and _is_unchanged(file):
+        looked_inside = (file.video, INSIDE) in self.sources
+        needed = looked_inside and not has_lines and not self._has_lines(file)
+        if self.transcriber and needed and self._is_wanted(file, SPEECH, recheck):
             try:
                 read.append(self._content_source(file, SPEECH, self.transcriber.lines(file.path)))
             except VideoError as error:
@@ -134,8 +147,10 @@ class SaidReading:
         return read
 
     def _content_source(self, file: FileEntry, origin: str, lines: list[Line]) -> tuple[TextSource, list[Line]]:
-        source = TextSource(file.video, origin, file.video, source_id(file.video, origin.encode()), len(lines))
+        content = "\n".join([origin, *(f"{line.start} {line.end} {line.text}" for line in lines)])
+        source = TextSource(file.video, origin, file.video, source_id(file.video, content.encode()), len(lines))
         self.sources[source.key] = source  # another file of this run may have the same content
+        self.current.add(source.key)
         return source, lines
 
     def _has_lines(self, file: FileEntry) -> bool:
@@ -159,6 +174,13 @@ class SaidReading:
 def source_id(video: str, content: bytes) -> str:
     """The id of lines: 32 hex digits that stand for the video and for what was read."""
     return hashlib.blake2b(content, key=video.encode(), digest_size=16).hexdigest()
+
+
+def _streams_of(path: str) -> list[Line] | VideoError:
+    try:
+        return read_streams(path)
+    except VideoError as error:
+        return error
 
 
 def _is_unchanged(file: FileEntry) -> bool:

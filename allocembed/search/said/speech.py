@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import av
@@ -11,11 +10,14 @@ import numpy as np
 from av.error import FFmpegError
 
 from allocembed.errors import MissingDependency, SearchError, VideoError
+from allocembed.search.files import cannot_read
 from allocembed.search.said.subtitles import LONGEST_LINE, MOST_LINES, Line, plain
 
 RATE = 16_000  # samples per second, as Whisper expects
 WINDOW = 600  # seconds that are transcribed at once: 38 MB of samples
 LONGEST = 12 * 3600  # seconds of one video that are transcribed
+JUMP = 1.0  # seconds between two pieces of sound after which a new window begins
+MOST_JUMPS = 500  # in one video: its stamps are noise if it has more
 MODEL = "small"
 
 
@@ -45,7 +47,7 @@ class Transcriber:
         return self._model
 
     def lines(self, path: str) -> list[Line]:
-        """What is spoken in a video; nothing if it has no sound. Raise VideoError if the model fails."""
+        """What is spoken in a video; nothing if it has no sound. Raise VideoError if the model or the disk fails."""
         found: list[Line] = []
         for offset, samples in read_sound(path):
             model = self.model
@@ -76,27 +78,35 @@ def check_installed() -> None:
 def read_sound(path: str) -> Iterator[tuple[float, np.ndarray]]:
     """Windows of the first sound stream: the second at which each begins, and samples (n,) float32 from -1 to 1.
 
-    A damaged end is left out.
+    A gap in the sound ends a window, so that the times after it stay right. A damaged end is left out. Raise VideoError
+    if the disk fails.
     """
     parts: list[np.ndarray] = []
-    begin: float | None = None
-    held = done = 0
-    with suppress(FFmpegError, OSError, ValueError, IndexError):
-        for at, samples in _samples(path):
-            begin = at if begin is None else begin
-            parts.append(samples)
-            held += len(samples)
-            if held >= WINDOW * RATE:
-                yield begin + done / RATE, np.concatenate(parts)
-                done, parts, held = done + held, [], 0
+    begin = 0.0
+    held = done = jumps = 0
+    try:
+        for time, samples in _samples(path):
+            expected = begin + held / RATE
+            at = expected if time is None else time
+            jump = abs(at - expected) > JUMP and jumps < MOST_JUMPS
+            if parts and (jump or held >= WINDOW * RATE):
+                yield begin, np.concatenate(parts)
+                done, jumps, parts, held = done + held, jumps + jump, [], 0
             if done >= LONGEST * RATE:
                 return
-    if parts and begin is not None:
-        yield begin + done / RATE, np.concatenate(parts)
+            begin = begin if parts else at
+            parts.append(samples)
+            held += len(samples)
+    except OSError as error:
+        raise VideoError(path, cannot_read(error)) from error
+    except (FFmpegError, ValueError, IndexError):
+        pass
+    if parts:
+        yield begin, np.concatenate(parts)
 
 
-def _samples(path: str) -> Iterator[tuple[float, np.ndarray]]:
-    """Second and samples of each piece of sound."""
+def _samples(path: str) -> Iterator[tuple[float | None, np.ndarray]]:
+    """Second, if it is known, and samples of each piece of sound."""
     with av.open(path, options={"protocol_whitelist": "file"}, metadata_errors="ignore") as container:
         sound = next((stream for stream in container.streams.audio if stream.codec_context is not None), None)
         if sound is None:
@@ -105,7 +115,7 @@ def _samples(path: str) -> Iterator[tuple[float, np.ndarray]]:
         origin = float(video.start_time * video.time_base) if video is not None and video.start_time else 0.0
         resampler = av.AudioResampler("flt", "mono", RATE)
         for frame in container.decode(sound):
-            at = max(0.0, (frame.time or 0.0) - origin)
+            at = None if frame.time is None else frame.time - origin
             frame.pts = None  # gaps and jumps in the stamps are not filled
             for piece in resampler.resample(frame):
                 yield at, piece.to_ndarray().reshape(-1)

@@ -18,6 +18,7 @@ MOST_LINES = 50_000  # of one file or stream
 MOST_FILES = 16  # beside one video: languages
 LONGEST_LINE = 500  # characters
 PAUSE = 0.1  # seconds
+FEW = 0.1  # bad bytes for each character beyond ASCII in a file that still counts as UTF-8
 LONGEST_TIME = 100 * 3600.0  # seconds
 CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3}))?"
 TIMES = re.compile(rf"\s*{CLOCK}\s*-{{1,3}}>\s*{CLOCK}")
@@ -92,6 +93,8 @@ def read_bytes(path: str) -> bytes:
 def decoded(content: bytes, name: str = "") -> str:
     """The text of a file: UTF-8 or UTF-16 with a mark, UTF-8 without, else what its language was written in.
 
+    A few bad bytes in a file that is UTF-8 otherwise garble only themselves.
+
     >>> decoded("Tür".encode("cp1252")), decoded("Tür".encode("utf-16")), decoded("мир".encode("cp1251"), "a.ru.srt")
     ('Tür', 'Tür', 'мир')
     """
@@ -102,6 +105,10 @@ def decoded(content: bytes, name: str = "") -> str:
         # What is cut off within a character is no sign of another encoding.
         return codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=len(content) < LARGEST)
     except UnicodeDecodeError:
+        text = content.decode("utf-8-sig", errors="replace")
+        bad = text.count("\ufffd")
+        if bad <= FEW * (len(text) - sum(map(str.isascii, text)) - bad):
+            return text
         language = Path(Path(name).stem).suffix[1:].lower()
         encoding = OLD_ENCODINGS.get(language) or OLD_ENCODINGS.get(language.split("-")[0], "cp1252")
         return content.decode(encoding, errors="replace")

@@ -6,20 +6,22 @@ it stands. The full-text index gets these words and only splits at spaces.
 
 import re
 import unicodedata
-from collections.abc import Iterable
 
 LONGEST_WORD = 40  # characters; the rest of a longer one does not matter
 MARKS = dict.fromkeys(
-    # Accents, Hebrew and Arabic vowel signs: many writers leave them out.
-    [*range(0x300, 0x370), *range(0x591, 0x5C8), *range(0x610, 0x61B), *range(0x64B, 0x660), 0x670]
+    # Accents, Hebrew and Arabic vowel signs: many writers leave them out. The last choose how a sign looks.
+    [
+        *(*range(0x300, 0x370), *range(0x591, 0x5C8), *range(0x610, 0x61B), *range(0x64B, 0x660), 0x670),
+        *range(0xFE00, 0xFE10),
+    ]
 )
 UNSPACED = re.compile(
     # Thai, Lao, Myanmar, Khmer, Hangul, Kana, Han.
     "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
-WORD = re.compile(r"\w+")
-APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
+LETTER = re.compile(r"\w")
+SIGN = re.compile(r"[^\w\s]|_")
 
 
 def words(text: str) -> list[str]:
@@ -27,11 +29,13 @@ def words(text: str) -> list[str]:
 
     >>> words("Die Tür der STRASSE, l’été: cars & <b>"), words("走れメロス!"), words("it's a bus")
     (['die', 'tur', 'der', 'strasse', 'l', 'ete', 'car', 'b'], ['走れ', 'れメ', 'メロ', 'ロス'], ['it', 'a', 'bus'])
+    >>> words("हिन्दी की किताब"), words("มีน้ำ")
+    (['हिन्दी', 'की', 'किताब'], ['มี', 'ีน', 'น้', '้ํ', 'ํา'])
     """
     folded = unicodedata.normalize("NFKD", text.casefold()).translate(MARKS)
-    folded = APOSTROPHE.sub(" ", unicodedata.normalize("NFC", folded)).replace("_", " ")
+    folded = SIGN.sub(_sign, unicodedata.normalize("NFC", folded))
     found: list[str] = []
-    for run in WORD.findall(folded):
+    for run in filter(LETTER.search, folded.split()):
         rest = 0
         for part in UNSPACED.finditer(run):
             found += _spaced(run[rest : part.start()])
@@ -51,14 +55,9 @@ def content_words(text: str) -> list[str]:
     return [word for word in found if word not in COMMON] or found
 
 
-def share_of(wanted: Iterable[str], text: Iterable[str]) -> float:
-    """How many of the wanted words a text has, from 0 to 1.
-
-    >>> share_of(["dog", "lake"], ["the", "lake"])
-    0.5
-    """
-    needed, present = set(wanted), set(text)
-    return len(needed & present) / len(needed) if needed else 0.0
+def _sign(found: re.Match[str]) -> str:
+    """A vowel sign, as of Hindi or Thai, continues its word; other signs end it."""
+    return found[0] if unicodedata.category(found[0]) in ("Mn", "Mc") else " "
 
 
 def _pairs(run: str) -> list[str]:

@@ -24,6 +24,7 @@ from allocembed.search.web.match import ChanceLevel
 
 SENTENCES = 8  # in one search
 TOY = "Toy model: {name} knows only the drawn world of the demo. Its scores of real videos mean nothing."
+LOOK_SECONDS = 10.0  # spent on a closer look, for which other searches wait
 REMEMBERED = 256  # queries whose vectors are kept
 Top = Annotated[int, Parameter(ge=1, le=100, description="Most videos to return.")]
 MinScore = Annotated[float | None, Parameter(ge=-1, le=1, description="Lowest score to return.")]
@@ -101,7 +102,7 @@ class Answers:
             said=said,
             dedupe=wanted.dedupe,
         )
-        return self._as_json(hits, vector)
+        return self._as_json(hits, vector, filters)
 
     def similar(self, video: str, vector: np.ndarray, top: int, min_score: float | None) -> list[dict[str, Any]]:
         """Hits like a video of the index, without it."""
@@ -113,7 +114,7 @@ class Answers:
         if vector is None:
             raise HTTPException(404, "there was no such search lately: search again")
         whole = Hit(file.path, file.video, 0.0, 0.0, file.duration, 0, file.duration, 0)
-        found = refine(self.index, [whole], vector)[0]
+        found = refine(self.index, [whole], vector, LOOK_SECONDS)[0]
         return {"start": found.start, "end": found.end, "found": found is not whole}
 
     def _with_path(self, filters: Filters) -> Filters | None:
@@ -125,9 +126,11 @@ class Answers:
             raise HTTPException(400, "the index has no such folder: choose one of /api/info")
         return replace(filters, folder=folder)
 
-    def _as_json(self, hits: list[Hit], vector: np.ndarray | None) -> list[dict[str, Any]]:
+    def _as_json(
+        self, hits: list[Hit], vector: np.ndarray | None, filters: Filters | None = None
+    ) -> list[dict[str, Any]]:
         """Hits with names in place of paths, with their files, and with a word for each score."""
-        files = self.index.files_of([hit.video for hit in hits])
+        files = self.index.files_of([hit.video for hit in hits], filters)
         words = ["said"] * len(hits) if vector is None else self.chance.words(vector, [hit.score for hit in hits])
         key = "" if vector is None else self.asked.keep(vector)
         return [

@@ -49,6 +49,8 @@ def folder_names(paths: Iterable[str]) -> dict[str, str]:
     {'a': '/home/me/Videos/a', 'b': '/home/me/Videos/b', 'b/c': '/home/me/Videos/b/c'}
     >>> folder_names(["/home/me/Videos/1.mp4", "/mnt/disk/2.mp4"])
     {'Videos': '/home/me/Videos', 'disk': '/mnt/disk'}
+    >>> folder_names(["/home/me/Videos/1.mp4", "/mnt/Videos/2.mp4"])
+    {'me/Videos': '/home/me/Videos', 'mnt/Videos': '/mnt/Videos'}
     >>> folder_names(["/home/me/1.mp4", "/home/me/2.mp4"])
     {}
     """
@@ -56,15 +58,31 @@ def folder_names(paths: Iterable[str]) -> dict[str, str]:
     for path in paths:
         parent = PurePath(path).parent
         disks[parent.parts[:2]].add(parent)
-    found: dict[str, str] = {}
+    roots: dict[PurePath, set[PurePath]] = {}
     for parents in disks.values():
         root = PurePath(os.path.commonpath(parents))
-        for parent in parents:
-            for folder in (parent, *parent.parents):
-                if folder == root and len(disks) == 1:
-                    break
-                name = folder.relative_to(root if len(disks) == 1 else root.parent).as_posix()
-                found.setdefault(name, str(folder))
-                if folder == root:
-                    break
-    return dict(sorted(found.items())[:MOST])
+        below = {folder for parent in parents for folder in (parent, *parent.parents) if folder.is_relative_to(root)}
+        roots[root] = below if len(disks) > 1 else below - {root}
+    shown = dict.fromkeys(roots, min(1, len(roots) - 1))  # how many parts of each root the names have
+    found = _named(roots, shown)
+    while growing := {
+        root
+        for same in found.values()
+        for root, _ in same
+        if len(same) > 1 and shown[root] < len(root.parts) - (not root.drive)
+    }:
+        shown |= {root: shown[root] + 1 for root in growing}
+        found = _named(roots, shown)
+    return {name: str(same[0][1]) for name, same in sorted(found.items())[:MOST]}
+
+
+def _named(
+    roots: dict[PurePath, set[PurePath]], shown: dict[PurePath, int]
+) -> dict[str, list[tuple[PurePath, PurePath]]]:
+    """Roots and folders by a name that begins with the last parts of the root, as many as are `shown`."""
+    found: dict[str, list[tuple[PurePath, PurePath]]] = defaultdict(list)
+    for root, folders in roots.items():
+        for folder in folders:
+            name = PurePath(*folder.parts[len(root.parts) - shown[root] :]).as_posix()
+            found[name].append((root, folder))
+    return found

@@ -60,7 +60,7 @@ class ChanceLevel:
 
 
 def _word(deviations: float, videos: int) -> str:
-    """What a score means that lies so many standard deviations above the middle of the scores of all videos.
+    """What a score means that lies a number of standard deviations above the middle of the scores of all videos.
 
     >>> _word(6.0, 100), _word(3.5, 100), _word(1.0, 100), _word(3.5, 1_000_000)
     ('strong', 'likely', 'weak', 'weak')

@@ -20,9 +20,10 @@ from urllib.parse import quote
 from allocembed import __version__
 from allocembed.errors import AllocEmbedError, MissingDependency, SearchError
 from allocembed.film import scale_colour
-from allocembed.output.console import stderr
-from allocembed.search.files import FileEntry
+from allocembed.output.console import complain, stderr
+from allocembed.search.contents import NoSuchVideo, file_of, segments_of
 from allocembed.search.index import VideoIndex
+from allocembed.search.places import places_of, without_folders
 
 try:
     import uvicorn
@@ -63,14 +64,14 @@ def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
     """The application over an index. With a token, each request must bring it."""
     # FastAPI's own pages load scripts from other sites; /openapi.json has the same content.
     app = FastAPI(title="AllocEmbed search", version=__version__, docs_url=None, redoc_url=None)
-    _guard(app, token)
+    _guard(app, index, token)
     _serve_page(app)
     _serve_searches(app, index)
     _serve_videos(app, index)
     return app
 
 
-def _guard(app: FastAPI, token: str | None) -> None:
+def _guard(app: FastAPI, index: VideoIndex, token: str | None) -> None:
     """Ask for the token, refuse foreign names of this machine, and turn errors into sentences."""
     secret = _digest(token or "")  # value of the cookie: plain ASCII, and not the token itself
 
@@ -94,7 +95,10 @@ def _guard(app: FastAPI, token: str | None) -> None:
 
     @app.exception_handler(AllocEmbedError)
     async def explain(request: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, status_code=400)
+        if isinstance(error, NoSuchVideo):
+            return JSONResponse({"detail": str(error)}, status_code=404)
+        detail = await run_in_threadpool(_for_visitors, index, error, request.path_params.get("video"))
+        return JSONResponse({"detail": detail}, status_code=400)
 
 
 def _serve_page(app: FastAPI) -> None:
@@ -139,16 +143,14 @@ def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
     @app.get("/api/videos/{video}/similar")
     def similar(video: VideoId, top: Top = 12, min_score: MinScore = None) -> list[dict[str, Any]]:
         """Videos like one of the index, without that one."""
-        segments = index.segments(video, "vector")
-        if not segments:
-            raise HTTPException(404, "there is no such video in the index")
+        segments = segments_of(index, video, "vector")
         with queue.place():
             return answers.similar(video, segments[0].vector, top, min_score)
 
     @app.get("/api/videos/{video}/moment")
     def moment(video: VideoId, query: Annotated[str, Parameter(pattern="^[0-9a-f]{16}$")]) -> dict[str, Any]:
         """Where in a video the thing is that a search, by the `query` of its hits, looked for."""
-        entry = _file(index, video)
+        entry = file_of(index, video)
         contents.check(Path(entry.path), video)
         with looks.place(), queue.place():
             return answers.moment(entry, query)
@@ -160,8 +162,8 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
     @app.get("/api/videos/{video}")
     def describe(video: VideoId) -> dict[str, Any]:
         """Cost of a video, where its tokens went, and the times of its segments."""
-        file = _file(index, video)
-        whole, *windows = index.segments(video, "film")
+        file = file_of(index, video)
+        whole, *windows = segments_of(index, video, "film")
         for chunk in whole.film["chunks"]:
             chunk["colour"] = "#{:02x}{:02x}{:02x}".format(*scale_colour(chunk["scale"]))
         return {
@@ -178,7 +180,7 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
     @app.get("/api/videos/{video}/lines")
     def lines(video: VideoId) -> list[dict[str, Any]]:
         """What is said in a video, with times in seconds; the first lines if there are very many."""
-        _file(index, video)
+        file_of(index, video)
         return [asdict(line) for line in index.lines.lines_of(video)[:MOST_LINES]]
 
     @app.get("/api/videos/{video}/film.jpg", response_class=Response)
@@ -200,7 +202,7 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
     @app.get("/api/videos/{video}/file", response_class=FileResponse)
     def file(video: VideoId) -> FileResponse:
         """The video file; parts of it by range requests."""
-        path = Path(_file(index, video).path)
+        path = Path(file_of(index, video).path)
         contents.check(path, video)
         kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
         # The browser asks each time, because the file may have changed since.
@@ -210,7 +212,7 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
     @app.get("/api/videos/{video}/clip", response_class=Response)
     def clip(video: VideoId, start: Seconds, end: Seconds) -> Response:
         """A moment of the video as a file, copied without re-encoding; it begins at the keyframe before `start`."""
-        entry = _file(index, video)
+        entry = file_of(index, video)
         check_clip(entry, start, end)
         contents.check(Path(entry.path), video)
         with cutting.place():
@@ -286,11 +288,16 @@ def _bearer(request: Request) -> str:
     return value if kind.lower() == "bearer" else ""
 
 
-def _file(index: VideoIndex, video: str) -> FileEntry:
-    found = index.files_of([video])
-    if video not in found:
-        raise HTTPException(404, "there is no such video in the index")
-    return found[video]
+def _for_visitors(index: VideoIndex, error: Exception, video: str | None) -> str:
+    """What an error says, without the folders of this machine. The whole of it is printed if that is more."""
+    try:
+        places = places_of(index, video)
+    except AllocEmbedError:  # the index cannot be read
+        places = places_of(index)
+    detail = without_folders(str(error), places)
+    if detail != str(error):
+        complain("error:", str(error))
+    return detail
 
 
 def _picture(content: bytes | None) -> Response:

@@ -11,11 +11,13 @@ import av
 import numpy as np
 import pytest
 
-from allocembed.errors import MissingDependency
+from allocembed.errors import MissingDependency, VideoError
 from allocembed.search import Filters, SearchError, VideoIndex
 from allocembed.search.query import Query
 from allocembed.search.said import reading
 from allocembed.search.said.lines import INSIDE, SPEECH
+from allocembed.search.said.speech import read_sound
+from allocembed.search.said.subtitles import Line
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 from tests.search.said.test_streams import write_with_subtitles
@@ -120,9 +122,39 @@ def test_an_index_of_an_older_version_is_searched_and_gets_its_lines(index, fold
 def test_streams_inside_a_video_are_read_once(empty, tmp_path, monkeypatch):
     write_with_subtitles(tmp_path / "inside.mkv")
     assert empty.add([tmp_path / "inside.mkv"]).lines == 2
-    monkeypatch.setattr(reading, "read_streams", lambda path: pytest.fail("it is read already"))
     assert empty.add([tmp_path / "inside.mkv"], recheck=True).lines == 0
+    monkeypatch.setattr(reading, "read_streams", lambda path: pytest.fail("it is read already"))
+    assert empty.add([tmp_path / "inside.mkv"]).lines == 0
     assert names(said(empty, "guten morgen")) == ["inside.mkv"]
+    monkeypatch.setattr(reading, "read_streams", lambda path: [Line(0.0, 1.0, "a better reader")])
+    assert empty.add([tmp_path / "inside.mkv"], recheck=True).lines == 1
+    assert names(said(empty, "better")) == ["inside.mkv"] and said(empty, "guten morgen") == [] == verify(empty)
+
+
+def test_a_video_whose_streams_cannot_be_read_is_noted_and_tried_again(empty, tmp_path, monkeypatch):
+    path = write_with_subtitles(tmp_path / "inside.mkv")
+
+    def fail(path):
+        raise VideoError(path, "the disk is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(reading, "read_streams", fail)
+        report = empty.add([path])
+    assert report.notes == [(str(path), "the disk is away")] and empty.lines.sources() == []
+    assert empty.add([path]).lines == 2 and names(said(empty, "guten morgen")) == ["inside.mkv"]
+
+
+def test_long_words_of_any_script_are_found(index, folder):
+    write_lines(folder / "v1.srt", "с достопримечательностями", "დამოუკიდებლობისთვის", "x" * 50)
+    assert index.add([folder]).lines == 3
+    for word in ("достопримечательностями", "დამოუკიდებლობისთვის", "x" * 50):
+        assert names(said(index, word)) == ["v1.mp4"], word
+
+
+def test_sound_after_a_gap_has_its_own_time(tmp_path):
+    windows = list(read_sound(str(write_with_sound(tmp_path / "gap.mkv", starts=(0, 1, 50)))))
+    assert [round(begin, 2) for begin, _ in windows] == [0.0, 5.0]
+    assert [round(len(samples), -2) for _, samples in windows] == [3200, 1600]
 
 
 @pytest.mark.parametrize("table", ["lines", "subtitles"])
@@ -205,20 +237,26 @@ def test_speech_is_written_down_where_there_are_no_subtitles(empty, tmp_path, mo
     assert names(hits) == ["spoken.mkv"] and hits[0].line == "Hallo Welt"
     heard.clear()
     assert empty.add([tmp_path], speech="tiny").lines == 0 and not heard, "each content is heard once"
+    assert empty.add([tmp_path], recheck=True).lines == 0 and names(said(empty, "hallo")) == ["spoken.mkv"], (
+        "it is kept"
+    )
+    assert empty.add([tmp_path], speech="tiny", recheck=True).lines == 0 and heard, "it is heard again"
     origins = sorted((each.origin, each.lines) for each in empty.lines.sources())
     assert origins == [(INSIDE, 0), (INSIDE, 0), (INSIDE, 2), (SPEECH, 0), (SPEECH, 1)]
 
 
-def write_with_sound(path: Path) -> Path:
-    """Two frames, and a tenth of a second of sound."""
+def write_with_sound(path: Path, starts=(0,)) -> Path:
+    """Two frames, and a tenth of a second of sound at each start, in tenths of a second."""
     with av.open(str(path), "w") as container:
         video = container.add_stream("mpeg4", rate=10)
         video.height, video.width, video.pix_fmt = 48, 64, "yuv420p"
         sound = container.add_stream("pcm_s16le", rate=44100, layout="mono")
         for number in range(2):
             container.mux(video.encode(av.VideoFrame.from_ndarray(picture(number))))
-        silence = av.AudioFrame.from_ndarray(np.zeros((1, 4410), np.int16), format="s16", layout="mono")
-        silence.sample_rate, silence.pts = 44100, 0
-        for stream, frame in ((sound, silence), (sound, None), (video, None)):
-            container.mux(stream.encode(frame))
+        for start in starts:
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 4410), np.int16), format="s16", layout="mono")
+            silence.sample_rate, silence.pts = 44100, 4410 * start
+            container.mux(sound.encode(silence))
+        for stream in (sound, video):
+            container.mux(stream.encode(None))
     return path

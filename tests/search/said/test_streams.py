@@ -5,6 +5,8 @@ from fractions import Fraction
 import av
 import pytest
 
+from allocembed.errors import VideoError
+from allocembed.search.said import streams
 from allocembed.search.said.streams import read_streams
 from tests.clips import picture
 
@@ -38,5 +40,12 @@ def test_a_damaged_video_gives_the_lines_before_the_damage(tmp_path):
     path = write_with_subtitles(tmp_path / "a.mkv")
     path.write_bytes(path.read_bytes()[:-800])
     assert [line.text for line in read_streams(str(path))][:1] == ["Guten Morgen"]
-    path.write_bytes(b"no video")
-    assert read_streams(str(path)) == []
+
+
+def test_what_cannot_be_opened_or_takes_too_long_is_an_error_and_not_a_video_without_lines(tmp_path, monkeypatch):
+    path = write_with_subtitles(tmp_path / "a.mkv")
+    monkeypatch.setattr(streams, "SECONDS", -1.0)
+    for cause in ("more than", "Invalid data", "No such file"):
+        with pytest.raises(VideoError, match=f"its subtitles cannot be read .*{cause}"):
+            read_streams(str(path))
+        path.unlink() if cause == "Invalid data" else path.write_bytes(b"no video")

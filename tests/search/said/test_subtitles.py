@@ -101,3 +101,8 @@ def test_a_fifo_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.srt")
     with pytest.raises(OSError, match="regular file"):
         read_bytes(str(tmp_path / "a.srt"))
+
+
+def test_one_bad_byte_garbles_only_itself():
+    assert decoded("Тишина и мир".encode() + b"\xff!", "a.ru.srt") == "Тишина и мир\ufffd!"
+    assert decoded("Тишина и мир".encode("cp1251"), "a.ru.srt") == "Тишина и мир"

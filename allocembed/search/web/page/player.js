@@ -2,11 +2,12 @@
 import { $, Refusal, ask, clock, count, make, plural, span } from "./tools.js";
 
 const player = $("player");
-let shown = null, chunks = [];
+let shown = null, chunks = [], aim = 0;
 
 export const current = () => shown;
 
 export function jump(seconds) {
+  aim = seconds;
   const go = () => { player.currentTime = seconds; };
   player.readyState ? go() : player.addEventListener("loadedmetadata", go, { once: true });
 }
@@ -29,6 +30,7 @@ export async function open(hit, why) {
   $("why").textContent = why; $("why").hidden = !why;
   player.src = "/api/videos/" + hit.video + "/file";
   point(hit, hit);
+  jump(hit.start);
   look(hit);
   $("view").scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   $("view").focus({ preventScroll: true });
@@ -39,12 +41,11 @@ export async function open(hit, why) {
   if (shown === hit) drawLines(lines, hit);
 }
 
-/** Go to a moment of a hit, and offer it as a clip. */
+/** Name a moment of a hit, and offer it as a clip. */
 function point(hit, moment, note = "") {
   const where = [hit.folder, hit.width && hit.width + " × " + hit.height, hit.changed && new Date(1000 * hit.changed).toLocaleDateString("en-GB", { dateStyle: "medium" })];
   $("when").textContent = ["moment " + span(moment) + " of " + clock(hit.duration) + note, ...where].filter(Boolean).join(" · ");
   $("clip").href = "/api/videos/" + hit.video + "/clip?start=" + moment.start.toFixed(2) + "&end=" + moment.end.toFixed(2);
-  jump(moment.start);
 }
 
 /** Let the server look at the moment more closely, and go there unless the visitor has gone elsewhere meanwhile. */
@@ -52,8 +53,11 @@ async function look(hit) {
   if (!hit.query || hit.line) return;
   point(hit, hit, ", looking closer …");
   const moment = await ask("/api/videos/" + hit.video + "/moment?query=" + hit.query).catch(() => ({}));
-  const stayed = player.paused && Math.abs(player.currentTime - hit.start) < 0.5 || !player.readyState;
-  if (shown === hit) point(hit, moment.found && stayed ? moment : hit);
+  if (shown !== hit) return;
+  const stayed = player.paused && aim === hit.start && (!player.readyState || Math.abs(player.currentTime - aim) < 0.5);
+  const better = moment.found && stayed;
+  point(hit, better ? moment : hit);
+  if (better) jump(moment.start);
 }
 
 function draw(about, hit) {
