@@ -187,7 +187,8 @@ def project(
     `scales` is (C,) or (V, C), positive; NaN marks padding in videos with fewer chunks. `native` is a Grid or (V, 2),
     `budget` a number or (V,). With `grow=False` no chunk gets a larger scale than requested. Returns the realised
     scales (V, C) and grids (V, C, 2), zero where padded, without the V axis if `scales` had none. A chunk with a larger
-    requested scale never gets a smaller grid. With `rungs`, all scales are on a ladder of that many steps, which spends a little less of the budget: training then meets fewer different sizes.
+    requested scale never gets a smaller grid. With `rungs`, all scales are on a ladder of that many steps, which
+    spends a little less of the budget: training then meets fewer different sizes.
 
     >>> realised, grids = project(np.array([0.4, 1.2, 0.8]), Grid(6, 8), 96)
     >>> grids.tolist(), int(grids.prod(-1).sum())
