@@ -246,6 +246,8 @@ class Bench:
         request = AllocationRequest(self.geometry, Budget())
         allocated = self.mixed[0]
         self.time("allocated, beside the looks", lambda _: forward(self.fast, allocated), samples=20)
+        default = Sensitivity(self.fast)
+        self.time("sensitivity, its two looks: frames on the device to scales", lambda _: default.plan(clip, request))
         for look in LOOKS:
             allocator, name = Sensitivity(self.fast, [look]), f"sensitivity {look[0]} and {look[1]} tokens"
             self.time(f"{name}: frames on the device to scales", lambda _, a=allocator: a.plan(clip, request))
@@ -274,8 +276,8 @@ class Bench:
         prompt = Prompt(seconds=np.arange(len(chunks)) * 5.0)
         (ids,) = self.eager.tokenise([prompt])
         self.time(f"{name}: tokenising", lambda _: self.eager.tokenise([prompt]))
-        self.time(f"{name}: rows", lambda _: self.eager.prepare_variants(ids, grids[0], grids[1], len(chunks)))
-        self.time(f"{name}: resizing", lambda _: [allocator.shrink(chunks, grid) for grid in grids])
+        self.time(f"{name}: rows", lambda _: self.eager.prepare_variants(ids, [(grids[0], grids[1])], len(chunks)))
+        self.time(f"{name}: resizing", lambda _: allocator.shrink(chunks, grids))
 
     def growth_parts(self, allocator: Learned) -> None:
         for count in (4, 6) if self.options.tiny else (24, 48, 60, 120):

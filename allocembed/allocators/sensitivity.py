@@ -18,7 +18,7 @@ import torch
 
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.backbones.base import Backbone, Prompt
-from allocembed.backbones.variants import Variants
+from allocembed.backbones.variants import Look, Variants, sizes_of
 from allocembed.budget import Grid, chunk_frames
 from allocembed.policy.preview import preview_grid
 from allocembed.policy.replay import Replay, numbers_of, tensors_of, with_tensors
@@ -46,9 +46,9 @@ class Looks:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What is fixed in one pass of a look."""
+    """What is fixed in one pass."""
 
-    look: tuple[Grid, Grid]
+    looks: tuple[Look, ...]
     chunks: int
     numbers: tuple[Any, ...]
     template: Variants = field(compare=False, repr=False)
@@ -58,8 +58,8 @@ class _Pass:
 class Sensitivity(Allocator):
     """Keeps all candidates, and sizes each chunk by what its pixels change in the backbone's own vector.
 
-    All rows of a look are one packed pass, in which a backbone may share what they have in common. On CUDA the pass is
-    one graph per shape.
+    All rows of all looks are one packed pass, in which a backbone may share what they have in common. On CUDA the pass
+    is one graph per shape.
     """
 
     name = "sensitivity"
@@ -104,42 +104,41 @@ class Sensitivity(Allocator):
         backbone, geometry = self.backbone, request.geometry
         frames = chunk_frames(np.arange(len(clip)), geometry.frames_per_chunk)
         native = geometry.native(clip.height, clip.width, frames=len(clip), listed=clip.listed)
+        looks = tuple((preview_grid(native, usual), preview_grid(native, changed)) for usual, changed in self.looks)
+        # First, so that a GPU resizes while the host writes the rows.
+        pixels = self.shrink(as_chunks(clip.frames, geometry.frames_per_chunk), sizes_of(looks))
         seconds = prompt_seconds(clip, frames, backbone.inputs.list_rate)
         (ids,) = backbone.tokenise([Prompt(request.question, seconds=seconds)])
-        chunks = as_chunks(clip.frames, geometry.frames_per_chunk)
-        moves, tokens = [], 0
-        for usual, changed in self.looks:
-            look = preview_grid(native, usual), preview_grid(native, changed)
-            variants = backbone.prepare_variants(ids, *look, len(chunks))
-            kind = _Pass(look, len(chunks), numbers_of(variants.prepared), variants)
-            pixels = torch.cat([self.shrink(chunks, grid) for grid in look])
-            moves.append(self._replay(kind, pixels, *tensors_of(variants.prepared)).double().numpy())
-            tokens += variants.tokens
-        return Looks(np.stack(moves), tokens)
+        variants = backbone.prepare_variants(ids, looks, len(frames))
+        kind = _Pass(looks, len(frames), numbers_of(variants.prepared), variants)
+        moves = self._replay(kind, pixels, *tensors_of(variants.prepared)).double().numpy()
+        return Looks(moves, variants.tokens)
 
-    def shrink(self, chunks: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Patches of chunks (C, frames, 3, H, W) at one size, on the backbone's device."""
-        geometry = self.backbone.geometry
-        small = resize(chunks.flatten(0, 1), (grid.rows * geometry.factor, grid.cols * geometry.factor))
-        return geometry.patchify(small).to(self.backbone.device)
+    def shrink(self, chunks: torch.Tensor, sizes: Sequence[Grid]) -> torch.Tensor:
+        """Patches of chunks (C, frames, 3, H, W) at one size after the other, on the backbone's device."""
+        geometry, patches = self.backbone.geometry, []
+        for grid in sizes:
+            small = resize(chunks.flatten(0, 1), (grid.rows * geometry.factor, grid.cols * geometry.factor))
+            patches.append(geometry.patchify(small))
+        return torch.cat(patches).to(self.backbone.device)
 
     def _prepare(self, kind: _Pass, *_: torch.Tensor) -> tuple[Any, torch.Tensor, _Pass]:
         """What the tower needs, and which of its tokens the rows read."""
-        usual, changed = ([grid.rows, grid.cols] for grid in kind.look)
-        tower = self.backbone.prepare_tower(np.array([usual] * kind.chunks + [changed] * kind.chunks))
+        grids = np.repeat([[grid.rows, grid.cols] for grid in sizes_of(kind.looks)], kind.chunks, axis=0)
         index = torch.from_numpy(kind.template.seen)
-        return tower, index.to(self.backbone.device), kind
+        return self.backbone.prepare_tower(grids), index.to(self.backbone.device), kind
 
     def _moves(
         self, prepared: tuple[Any, torch.Tensor, _Pass], pixels: torch.Tensor, *rows: torch.Tensor
     ) -> torch.Tensor:
-        """(C,) how far the vector moves with each chunk."""
+        """(L, C) how far the vector moves for each look and chunk."""
         tower, index, kind = prepared
         normalised = normalise(pixels, self.backbone.geometry, self.backbone.dtype)
         features = self.backbone.run_tower(normalised, tower).select(index)
         pooled = self.backbone.pool(with_tensors(kind.template.prepared, iter(rows)), features)
-        vectors = self.backbone.vectors(pooled)
-        return 1 - (vectors[1 : 1 + kind.chunks] * vectors[:1]).sum(-1)
+        count = len(kind.looks) * (1 + kind.chunks)
+        vectors = self.backbone.vectors(pooled)[:count].unflatten(0, (len(kind.looks), -1))
+        return 1 - (vectors[:, 1:] * vectors[:, :1]).sum(-1)
 
 
 def scales_from(moves: np.ndarray, exponent: float = EXPONENT) -> np.ndarray:

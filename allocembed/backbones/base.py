@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from allocembed.backbones.variants import Variants, whole_variants
-from allocembed.budget import Grid
+from allocembed.backbones.variants import Look, Variants, whole_variants
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError
 from allocembed.inputs import Inputs
@@ -194,9 +193,9 @@ class Backbone(ABC):
     def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> Any:
         """Rows on the device, padded or packed, with their masks: everything `pool` needs besides visual tokens."""
 
-    def prepare_variants(self, ids: np.ndarray, usual: Grid, changed: Grid, chunks: int) -> Variants:
+    def prepare_variants(self, ids: np.ndarray, looks: Sequence[Look], chunks: int) -> Variants:
         """Rows of one tokenised prompt that differ in the size of a single chunk. A family may share their work."""
-        return whole_variants(self, ids, usual, changed, chunks)
+        return whole_variants(self, ids, looks, chunks)
 
     @abstractmethod
     def pool(self, prepared: Any, features: TowerOutput | None = None) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +13,52 @@ from allocembed.budget import Grid
 if TYPE_CHECKING:
     from allocembed.backbones.base import Backbone
 
+Look = tuple[Grid, Grid]
+"""The usual size of chunks, and the size of the one that is changed."""
+
 
 @dataclass(frozen=True, eq=False)
 class Variants:
-    """Rows in which all chunks have the usual size, and then one chunk after the other has another size."""
+    """For each look, a row in which all chunks have the usual size, and one for each chunk that has the other size."""
 
     prepared: Any
-    """What the backbone's `pool` takes. It gives a state for the first row and for each chunk, and may give more."""
+    """What the backbone's `pool` takes. It gives a state for each of these rows in order, and may give more."""
     seen: np.ndarray
-    """Which visual tokens the rows read, in order, of all chunks at the usual size and then of all at the other."""
+    """Which visual tokens the rows read, in order, of all chunks at the first of the sizes, then at the next."""
     tokens: int
     """Tokens that the language model reads."""
 
 
-def whole_variants(backbone: Backbone, ids: np.ndarray, usual: Grid, changed: Grid, chunks: int) -> Variants:
+def sizes_of(looks: Sequence[Look]) -> list[Grid]:
+    """The sizes in some looks, each once, so that the vision tower sees a size only once.
+
+    >>> sizes_of([(Grid(3, 4), Grid(4, 6)), (Grid(4, 6), Grid(2, 3))])
+    [Grid(rows=3, cols=4), Grid(rows=4, cols=6), Grid(rows=2, cols=3)]
+    """
+    return list(dict.fromkeys(grid for look in looks for grid in look))
+
+
+def tokens_of(looks: Sequence[Look], chunks: int) -> dict[Grid, np.ndarray]:
+    """Places (C, n) of the visual tokens of each size among those of all sizes.
+
+    >>> tokens_of([(Grid(1, 1), Grid(1, 2))], 2)[Grid(1, 2)].tolist()
+    [[2, 3], [4, 5]]
+    """
+    places, start = {}, 0
+    for grid in sizes_of(looks):
+        places[grid] = start + np.arange(chunks * grid.tokens).reshape(chunks, -1)
+        start += places[grid].size
+    return places
+
+
+def whole_variants(backbone: Backbone, ids: np.ndarray, looks: Sequence[Look], chunks: int) -> Variants:
     """Every row in full, which works with any attention."""
-    grids = variant_grids(usual, changed, chunks)
+    grids = np.concatenate([variant_grids(*look, chunks) for look in looks])
     rows = backbone.rows([ids] * len(grids), list(grids))
     prepared = backbone.prepare_rows(rows, "pack" if backbone.packs else "pad")
-    return Variants(prepared, variant_tokens(usual, changed, chunks), sum(map(len, rows)))
+    places = tokens_of(looks, chunks)
+    seen = [variant_tokens(places[usual], places[changed]) for usual, changed in looks]
+    return Variants(prepared, np.concatenate(seen), sum(map(len, rows)))
 
 
 def variant_grids(usual: Grid, changed: Grid, chunks: int) -> np.ndarray:
@@ -40,13 +68,11 @@ def variant_grids(usual: Grid, changed: Grid, chunks: int) -> np.ndarray:
     return grids
 
 
-def variant_tokens(usual: Grid, changed: Grid, chunks: int) -> np.ndarray:
-    """The visual tokens that whole rows read, in order, of all chunks at the usual size and then at the other.
+def variant_tokens(usual: np.ndarray, changed: np.ndarray) -> np.ndarray:
+    """The visual tokens that whole rows read, in order, from those (C, n) of all chunks at either size.
 
-    >>> variant_tokens(Grid(1, 1), Grid(1, 2), 2).tolist()
+    >>> variant_tokens(np.array([[0], [1]]), np.array([[2, 3], [4, 5]])).tolist()
     [0, 1, 2, 3, 1, 0, 4, 5]
     """
-    small = np.arange(chunks * usual.tokens).reshape(chunks, -1)
-    large = small.size + np.arange(chunks * changed.tokens).reshape(chunks, -1)
-    changed_rows = ([small[:n].ravel(), large[n], small[n + 1 :].ravel()] for n in range(chunks))
-    return np.concatenate([small.ravel(), *(part for row in changed_rows for part in row)])
+    rows = ([usual[:n].ravel(), changed[n], usual[n + 1 :].ravel()] for n in range(len(usual)))
+    return np.concatenate([usual.ravel(), *(part for row in rows for part in row)])

@@ -21,8 +21,7 @@ from allocembed.backbones.qwen_vl.layouts import VIDEO_PAD
 from allocembed.backbones.qwen_vl.positions import RULES
 from allocembed.backbones.qwen_vl.tower import TowerInputs, prepare_tower, run_block, run_tower
 from allocembed.backbones.qwen_vl.variants import direct_variants
-from allocembed.backbones.variants import Variants
-from allocembed.budget import Grid
+from allocembed.backbones.variants import Look, Variants, sizes_of
 from allocembed.errors import BackboneError
 from allocembed.resize import send
 
@@ -149,12 +148,13 @@ class QwenVLBackbone(Backbone):
         language = prepare_language(ids, positions, self.video_token, self.device, lengths)
         return RowInputs(language, send(last, self.device))
 
-    def prepare_variants(self, ids: np.ndarray, usual: Grid, changed: Grid, chunks: int) -> Variants:
+    def prepare_variants(self, ids: np.ndarray, looks: Sequence[Look], chunks: int) -> Variants:
         if self.language_model.config._attn_implementation != NAME:  # pyright: ignore[reportPrivateUsage]
-            return super().prepare_variants(ids, usual, changed, chunks)
-        grids = [np.tile([grid.rows, grid.cols], (chunks, 1)) for grid in (usual, changed)]
-        first, other = self.rows([ids, ids], grids)
-        language, last, read, tokens = direct_variants(first, other, chunks, self.video_token, self.device)
+            return super().prepare_variants(ids, looks, chunks)
+        sizes = sizes_of(looks)
+        rows = self.rows([ids] * len(sizes), [np.tile([grid.rows, grid.cols], (chunks, 1)) for grid in sizes])
+        by_size = dict(zip(sizes, rows, strict=True))
+        language, last, read, tokens = direct_variants(by_size, looks, chunks, self.video_token, self.device)
         return Variants(RowInputs(language, last), read, tokens)
 
     def pool(self, prepared: RowInputs, features: TowerOutput | None = None) -> torch.Tensor:
