@@ -1,8 +1,13 @@
 """Which device and number format a model runs in."""
 
+from pathlib import Path
+
 import torch
 
 from allocembed.errors import BackboneError
+
+INT8 = "int8"
+LARGE = 200_000_000  # bytes of weights from which speed and memory matter more than the last digits
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -20,13 +25,32 @@ def pick_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and float32 on the CPU."""
+def pick_dtype(dtype: str | torch.dtype, device: torch.device, weights: int = 0) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA, and on a CPU with instructions for it if the weights take many bytes; else float32.
+
+    `int8` is for the linear layers only (see `int8`); this is the format of the rest.
+    """
     if isinstance(dtype, torch.dtype):
         return dtype
+    if dtype == INT8:
+        if device.type != "cpu":
+            raise BackboneError("int8 is for CPUs: use --dtype bfloat16 on a GPU")
+        return torch.bfloat16 if computes_bfloat16() else torch.float32
     if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        half = device.type == "cuda" or (weights > LARGE and computes_bfloat16())
+        return torch.bfloat16 if half else torch.float32
     named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in named:
-        raise BackboneError(f"unknown dtype {dtype!r}: use auto, {', '.join(named)}")
+        raise BackboneError(f"unknown dtype {dtype!r}: use auto, {', '.join(named)} or {INT8}")
     return named[dtype]
+
+
+def computes_bfloat16() -> bool:
+    """Whether the cores have instructions for products in bfloat16; without them it is slower than float32."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the weights in the folder of a checkpoint."""
+    return sum(path.stat().st_size for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))

@@ -1,0 +1,57 @@
+"""Linear layers with weights of eight bits, for CPUs: a quarter of the memory, and faster than any other format there.
+
+Weights are rounded once, with a scale for each output. The inputs of a layer are rounded as it runs, with a scale for
+each token, so that no calibration data is needed. Everything else (attention, norms, embeddings) stays as it is.
+"""
+
+from typing import Self
+
+import torch
+from torch import nn
+
+LEVELS = 127
+LEAST = 1e-12  # scale of a row of zeros
+
+
+class Int8Linear(nn.Module):
+    """A linear layer: (..., in) to (..., out)."""
+
+    weight: nn.Parameter
+    """(out, in), int8."""
+    scale: nn.Parameter
+    """(out,), float32: what one level of each output's weights is worth."""
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = bias
+        self.out_features, self.in_features = weight.shape
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> Self:
+        """Round the weights of a layer."""
+        weight = layer.weight.detach().float()
+        scale = weight.abs().amax(1).clamp_(min=LEAST) / LEVELS
+        return cls((weight / scale[:, None]).round_().to(torch.int8), scale, layer.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        flat = hidden.reshape(-1, self.in_features)
+        level = flat.abs().amax(-1, keepdim=True).float().clamp_(min=LEAST) / LEVELS
+        rounded = (flat / level).round_().to(torch.int8)
+        # Private, but the one product of int8 matrices that torch has, and what torchao calls.
+        product = torch._int_mm(rounded, self.weight.t())  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+        output = product.float().mul_(level).mul_(self.scale)
+        if self.bias is not None:
+            output += self.bias
+        return output.to(hidden.dtype).view(*hidden.shape[:-1], self.out_features)
+
+
+def round_linears(model: nn.Module) -> None:
+    """Replace all linear layers of a model. A layer that is shared stays shared."""
+    made: dict[nn.Linear, Int8Linear] = {}
+    for path, layer in list(model.named_modules(remove_duplicate=False)):
+        if type(layer) is nn.Linear:
+            made.setdefault(layer, Int8Linear.of(layer))
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, made[layer])
