@@ -123,3 +123,16 @@ class Geometry:
             out = frames.new_empty((blocks.shape[:5].numel(), blocks.shape[5:].numel()))
         out.view(blocks.shape).copy_(blocks)
         return out
+
+
+@dataclass(frozen=True)
+class WholeTokenGeometry(Geometry):
+    """Every frame is first brought to the nearest whole number of tokens, and only then within the pixel limits."""
+
+    def canvas(self, height: int, width: int, *, listed: bool = False) -> tuple[int, int]:
+        """
+        >>> WholeTokenGeometry(14, 2, (0.5,) * 3, (0.5,) * 3, 256 * 28**2, 1280 * 28**2).native(240, 320)
+        Grid(rows=15, cols=18)
+        """
+        rows, cols = (max(1, round(side / self.factor)) for side in (height, width))
+        return rows * self.factor, cols * self.factor

@@ -5,12 +5,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import torch
 
 from tests import tiny
-from tests.families import mean_pool
+from tests.families import mean_pool, siglip
+from tests.object_storage import ObjectServer
 
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
@@ -23,6 +25,32 @@ def qwen2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save_qwen3(tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="session")
+def gemma_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers.models.embedding_gemma2", reason="needs transformers 5.19")
+    return tiny.save_gemma(tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture(scope="session")
+def qwen25_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_qwen25(tmp_path_factory.mktemp("qwen25"))
+
+
+@pytest.fixture(scope="session")
+def qwen3_moe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_qwen3_moe(tmp_path_factory.mktemp("qwen3_moe"))
+
+
+@pytest.fixture(scope="session")
+def qwen35_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_qwen35(tmp_path_factory.mktemp("qwen35"))
+
+
+@pytest.fixture(scope="session")
+def siglip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return siglip.save(tmp_path_factory.mktemp("siglip"))
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +118,21 @@ def make_fifo() -> Iterator[Callable[[Path], None]]:
     for rescue in rescues:
         rescue.cancel()
     assert not waited, "a FIFO was waited for"
+
+
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[ObjectServer]:
+    """Object storage on this machine, as a process of its own."""
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(object_server, monkeypatch) -> str:
+    """The address of a new bucket, which this process may use."""
+    for name, value in object_server.variables.items():
+        monkeypatch.setenv(name, value)
+    return object_server.make_bucket(f"bucket-{uuid4().hex}")
 
 
 @pytest.fixture(scope="module")

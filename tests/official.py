@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+from tests import official_gemma
 
 FIXTURES = Path(__file__).parent / "fixtures" / "official"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|vision_start|>", "<|vision_end|>")
@@ -52,6 +54,9 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     },
     "vlm2vec-v2-2b": {"family": "qwen2_vl", "hidden": 32, "layers": 3, "depth": 2},
     "vlm2vec-qwen2vl-7b": {"family": "qwen2_vl", "hidden": 48, "layers": 4, "depth": 3},
+    "gme-qwen2-vl-2b": {"family": "qwen2_vl", "hidden": 32, "layers": 2, "depth": 2, "videos": False},
+    "qwen2.5-vl-3b": {"family": "qwen2_5_vl", "hidden": 32, "layers": 3, "depth": 4},
+    "embeddinggemma-2": {"family": "embedding_gemma2"},
 }
 """Shapes of the tiny checkpoints, by the name of the model they stand for."""
 
@@ -65,12 +70,21 @@ CHAT_TEMPLATE = (
     "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Qwen2.5-VL's has a system turn in any case.
+CHAT_TEMPLATE_25 = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    + CHAT_TEMPLATE
+)
 
 
 def save_checkpoint(model: str, folder: Path) -> Path:
     """A tiny checkpoint of a model in the layout of the hub."""
     shape = CHECKPOINTS[model]
     folder.mkdir(parents=True, exist_ok=True)
+    if shape["family"] == "embedding_gemma2":
+        official_gemma.save_files(folder)
+        save_file(make_weights(folder), folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
     _save_tokenizer(folder, shape.get("appended"))
     config = _qwen3_config(shape) if shape["family"] == "qwen3_vl" else _qwen2_config(shape)
     (folder / "config.json").write_text(json.dumps(config))
@@ -86,6 +100,16 @@ def save_checkpoint(model: str, folder: Path) -> Path:
         limits = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14}
         settings = {"image_mean": CLIP[0], "image_std": CLIP[1], **limits}
         _write(folder / "preprocessor_config.json", settings, "image_processor_type", "Qwen2VLImageProcessor")
+    if shape["family"] == "qwen2_5_vl":
+        processor = {"processor_class": "Qwen2_5_VLProcessor"}
+        _write(
+            folder / "preprocessor_config.json", settings | processor, "image_processor_type", "Qwen2VLImageProcessor"
+        )
+        limits: dict[str, Any] = {"min_pixels": 128 * 28**2, "max_pixels": 768 * 28**2}
+        limits["size"] = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
+        video = settings | processor | limits
+        _write(folder / "video_preprocessor_config.json", video, "video_processor_type", "Qwen2VLVideoProcessor")
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE_25}))
     return folder
 
 
@@ -126,11 +150,16 @@ def _qwen3_config(shape: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen2_config(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat, as the hub's files of this family are. `head_dim` is not among its settings: heads share the width."""
+    """Flat, as the hub's files of both families are. `head_dim` is not among its settings: heads share the width."""
     hidden = shape["hidden"]
+    tower = {"embed_dim": 32, "hidden_size": hidden, "mlp_ratio": 2}
+    if shape["family"] == "qwen2_5_vl":
+        tower = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": hidden, "hidden_act": "silu"}
+        tower |= {"window_size": 112, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2}
+    architecture = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}[shape["family"]]
     return {
-        "architectures": ["Qwen2VLForConditionalGeneration"],
-        "model_type": "qwen2_vl",
+        "architectures": [f"{architecture}ForConditionalGeneration"],
+        "model_type": shape["family"],
         **TEXT,
         "hidden_size": hidden,
         "num_attention_heads": hidden // 8,
@@ -145,11 +174,9 @@ def _qwen2_config(shape: Mapping[str, Any]) -> dict[str, Any]:
         "sliding_window": 32768,
         "max_window_layers": shape["layers"],
         "vision_config": {
+            **tower,
             "depth": shape["depth"],
-            "embed_dim": 32,
-            "hidden_size": hidden,
             "num_heads": 2,
-            "mlp_ratio": 2,
             "patch_size": 14,
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
@@ -163,7 +190,8 @@ def make_weights(folder: Path) -> dict[str, torch.Tensor]:
     config = AutoConfig.from_pretrained(folder)
     qwen3 = config.model_type == "qwen3_vl"
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(config)
+        kind = AutoModel if config.model_type == "embedding_gemma2" else AutoModelForImageTextToText
+        model = kind.from_config(config)
     tensors = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight":

@@ -15,7 +15,7 @@ from allocembed import AllocEmbed
 from allocembed.backbones.base import Item, Prompt
 from allocembed.config import EmbedConfig
 from allocembed.video import read_picture
-from tests import official
+from tests import official, official_gemma
 
 EQUAL_PIXELS, OTHER_FILTER = 1e-6, 1e-5
 """Largest 1 − cos where pixels are equal, and where only the resize filter differs."""
@@ -74,7 +74,11 @@ def run_case(ours: AllocEmbed, case: Case, folder: Path) -> dict[str, Any]:
     ids = row.ids
     if case.get("source") == "picture":  # ours has the placeholder of a video there, which the model never reads
         ids = np.where(row.visual, backbone.model.config.image_token_id, ids)
-    result |= {"ids": official.summarise_ids(ids), "positions": official.summarise_positions(row.positions)}
+    positions = row.positions
+    if backbone.family == "embedding_gemma2":
+        patches = None if item.patches is None else backbone.prepare_tower(item.patches.grids).positions[0].T.numpy()
+        positions = official_gemma.all_positions(positions, patches)
+    result |= {"ids": official.summarise_ids(ids), "positions": official.summarise_positions(positions)}
     if case.get("vector", True):
         result["vector"] = backbone.embed([item])[0].tolist()
     return result

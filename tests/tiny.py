@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2VLConfig,
@@ -17,6 +17,8 @@ from transformers import (
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
+
+from tests.official_gemma import GEMMA_TOKENS
 
 SPECIAL = [
     "<|endoftext|>",
@@ -37,6 +39,10 @@ TEXT = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
+
+TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+TOWER |= {"spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN3_TOWER = TOWER | {"patch_size": 16, "num_position_embeddings": 64}
 
 
 def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -118,6 +124,76 @@ def save_qwen3(folder: Path, *, stock: bool = False) -> Path:
     return folder
 
 
+def save_qwen25(folder: Path) -> Path:
+    """A Qwen2.5-VL checkpoint, with windows of 2 × 2 tokens, so that chunks of tests have several."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    tokenizer = save_tokenizer(folder)
+    torch.manual_seed(5)
+    windows = {"window_size": 56, "fullatt_block_indexes": [2]}
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e6}
+    config = Qwen2_5_VLConfig(
+        text_config={**TEXT, "vocab_size": len(tokenizer), "rope_parameters": rope},
+        vision_config=TOWER | windows | {"patch_size": 14, "depth": 3, "tokens_per_second": 2},
+        **_token_ids(tokenizer),
+        tie_word_embeddings=True,
+    )
+    _save(Qwen2_5_VLForConditionalGeneration(config), folder)
+    mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+    limits = {"min_pixels": 4 * 28**2, "max_pixels": 768 * 28**2}
+    _save_preprocessor(folder, "Qwen2VLImageProcessor", mean, std, limits)
+    return folder
+
+
+def save_qwen3_moe(folder: Path) -> Path:
+    """A Qwen3-VL checkpoint with a mixture of experts in every second layer."""
+    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+
+    tokenizer = save_tokenizer(folder)
+    torch.manual_seed(6)
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_theta": 5e6}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
+    config = Qwen3VLMoeConfig(
+        text_config={**TEXT, **experts, "vocab_size": len(tokenizer), "head_dim": 8, "rope_parameters": rope},
+        vision_config=QWEN3_TOWER | {"deepstack_visual_indexes": [0]},
+        **_token_ids(tokenizer),
+        tie_word_embeddings=True,
+    )
+    _save(Qwen3VLMoeForConditionalGeneration(config), folder)
+    size = {"size": {"shortest_edge": 4 * 32**2, "longest_edge": 768 * 32**2}}
+    _save_preprocessor(folder, "Qwen2VLImageProcessorFast", [0.5] * 3, [0.5] * 3, size)
+    return folder
+
+
+def save_qwen35(folder: Path) -> Path:
+    """A Qwen3.5 checkpoint: two recurrent layers, then one with attention."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    tokenizer = save_tokenizer(folder)
+    torch.manual_seed(7)
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_theta": 1e7}
+    recurrent = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    recurrent |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4}
+    config = Qwen3_5Config(
+        text_config={
+            **TEXT,
+            **recurrent,
+            "num_hidden_layers": 3,
+            "vocab_size": len(tokenizer),
+            "head_dim": 16,
+            "rope_parameters": rope | {"partial_rotary_factor": 0.5},
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        },
+        vision_config={**QWEN3_TOWER, "depth": 2},
+        **_token_ids(tokenizer),
+        tie_word_embeddings=True,
+    )
+    _save(Qwen3_5ForConditionalGeneration(config), folder)
+    size = {"size": {"shortest_edge": 4 * 32**2, "longest_edge": 768 * 32**2}}
+    _save_preprocessor(folder, "Qwen2VLImageProcessorFast", [0.5] * 3, [0.5] * 3, size)
+    return folder
+
+
 def save_smol(folder: Path) -> Path:
     """A SmolVLM2 checkpoint, as the hub has it: the whole model with its head. 16 tokens for a frame of 64 pixels."""
     tokenizer = save_tokenizer(folder)
@@ -159,3 +235,84 @@ def _save_preprocessor(folder: Path, kind: str, mean: list, std: list, limits: d
     patch = {"patch_size": 14 if "min_pixels" in limits else 16, "merge_size": 2, "temporal_patch_size": 2}
     settings = {"image_processor_type": kind, "image_mean": mean, "image_std": std, **patch, **limits}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def save_gemma(folder: Path, *, frame_tokens: int = 70) -> Path:
+    """An EmbeddingGemma 2 checkpoint with its audio tower. Its window is short, so that rows of tests exceed it."""
+    from transformers import EmbeddingGemma2Config, EmbeddingGemma2Model
+
+    tokenizer = save_gemma_tokenizer(folder)
+    torch.manual_seed(4)
+    ids = tokenizer.convert_tokens_to_ids
+    config = EmbeddingGemma2Config(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 6,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 16,
+            "sliding_window_pattern": 3,
+            "hidden_size_per_layer_input": 12,
+            "embedding_dim": 24,
+            "max_position_embeddings": 32768,
+        },
+        vision_config={
+            "model_type": "gemma4_vision",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "position_embedding_size": 1024,
+        },
+        audio_config={
+            "model_type": "gemma4_audio",
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "output_proj_dims": 16,
+            "subsampling_conv_channels": [8, 4],
+        },
+        **{
+            f"{name}_token_id": ids(GEMMA_TOKENS[f"{name}_token"]) for name in ("image", "video", "audio", "boi", "eoi")
+        },
+        boa_token_id=ids("<|audio>"),
+        eoa_token_index=ids("<audio|>"),
+    )
+    _save(EmbeddingGemma2Model(config), folder)
+    plain = {"do_normalize": False, "image_mean": [0.0] * 3, "image_std": [1.0] * 3, "patch_size": 16}
+    plain |= {"pooling_kernel_size": 3}
+    video = {"video_processor_type": "EmbeddingGemma2VideoProcessor", "max_soft_tokens": frame_tokens, **plain}
+    image = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 140, **plain}
+    settings = {"processor_class": "EmbeddingGemma2Processor", "image_processor": image, "video_processor": video}
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def save_gemma_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts a token before and after every text, as Gemma's does."""
+    special = ["<pad>", "<eos>", "<bos>", *GEMMA_TOKENS.values()]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([*SENTENCES, "title: none | text: ", "task: search result | query: "], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 2), ("<eos>", 1)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        extra_special_tokens=GEMMA_TOKENS,
+    )
+    fast.save_pretrained(folder)
+    return fast

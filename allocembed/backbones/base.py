@@ -161,6 +161,15 @@ class Backbone(ABC):
 
     # What a family implements
 
+    @classmethod
+    def find_query_instruction(cls, inputs: Inputs) -> str | None:
+        """The instruction that introduces a search sentence with one of the family's pipelines."""
+        return cls.query_instruction
+
+    def describe_prompts(self) -> str:
+        """Prompts, positions and pooling in words, to be said of a model that is not in the registry."""
+        return "its prompts and pooling"
+
     def set_up(self) -> None:  # noqa: B027 (a family need not have any)
         """Prepare the model after construction, such as its attention functions."""
 

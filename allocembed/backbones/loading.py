@@ -6,10 +6,12 @@ still returns vectors, only meaningless ones.
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
@@ -17,7 +19,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from allocembed.backbones.base import Backbone
-from allocembed.backbones.devices import pick_device, pick_dtype
+from allocembed.backbones.devices import INT8, pick_device, pick_dtype, weight_bytes
+from allocembed.backbones.int8 import round_linears
 from allocembed.backbones.registry import (
     ADAPTER,
     DEFAULT_BACKBONE,
@@ -42,7 +45,8 @@ def load_backbone(
 ) -> Backbone:
     """Load a backbone by short name, hub id or local folder.
 
-    `device="auto"` is CUDA if available; `dtype="auto"` is bfloat16 there and float32 on a CPU. `inputs`
+    `device="auto"` is CUDA if available; `dtype="auto"` is bfloat16 there, and for large models on CPUs that compute in
+    it, else float32. `dtype="int8"` rounds the weights of linear layers, for CPUs (see `int8`). `inputs`
     names one of the model's own input pipelines; the default is the first in the registry. `dim` keeps the first
     dimensions of the vector (Matryoshka) and normalises again. `compile` compiles the model's blocks at the first
     video: half a minute that pays off after some hundred videos. It needs a C++ compiler.
@@ -57,6 +61,7 @@ def load_backbone(
         adapter = folder / ADAPTER
         if adapter.is_file():
             base = find_folder(json.loads(adapter.read_text())["base_model_name_or_path"], name)
+        check_transformers(base, transformers.__version__)
         config = AutoConfig.from_pretrained(base)
         if config.model_type not in FAMILIES:
             raise BackboneError(
@@ -69,12 +74,16 @@ def load_backbone(
                 f"{name} was not trained for vectors shorter than {dimensions} (Matryoshka): remove dim, or use "
                 "qwen3-vl-embedding-2b"
             )
+        if dim is not None and entry.dims and dim not in entry.dims:
+            raise BackboneError(f"{name} was trained for vectors of {_listed(entry.dims)}: choose one of these as dim")
         pipeline = choose_inputs(family.inputs, inputs or entry.inputs, name)
         pipeline = read_inputs(base, config.to_dict(), family, pipeline)
-        model = load_model(base, pick_dtype(dtype, chosen))
+        model = load_model(base, pick_dtype(dtype, chosen, weight_bytes(base)), family.options)
         tokenizer = AutoTokenizer.from_pretrained(base)
         if base != folder:
             model = _merge_adapter(model, folder)
+        if dtype == INT8:
+            round_linears(model)
     except (BackboneError, MissingDependency):
         raise
     except Exception as error:  # damaged files make these libraries raise errors of every kind
@@ -91,7 +100,20 @@ def load_backbone(
     )
     arguments = {"name": name, "device": device, "dtype": dtype, "inputs": inputs, "dim": dim, "compile": compile}
     backbone.load_arguments = arguments
+    if entry.family is None and backbone.notice is None:
+        backbone.notice = assumed(backbone)
     return backbone
+
+
+def assumed(backbone: Backbone) -> str:
+    """What is said of a model that the registry does not know: how it is read."""
+    geometry = backbone.geometry
+    lowest, highest = (limit // geometry.factor**2 for limit in (geometry.min_pixels, geometry.max_pixels))
+    return (
+        f"{backbone.name} is not in the registry and is read as any {backbone.family} model: "
+        f"{backbone.describe_prompts()}, {lowest:,} to {highest:,} tokens a frame. "
+        "If it was trained otherwise, its vectors are worse than they could be."
+    )
 
 
 def reload_backbone(arguments: dict[str, Any], patch_product: bool) -> Backbone:
@@ -126,9 +148,20 @@ def find_folder(source: str, name: str) -> Path:
         raise BackboneError(_cannot_load(name, source, error)) from error
 
 
-def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def check_transformers(folder: Path, installed: str) -> None:
+    """Raise BackboneError if the installed transformers is too old for the model in a folder."""
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    needed = FAMILIES[kind].transformers if kind in FAMILIES else None
+    if needed is not None and _version(installed) < _version(needed):
+        raise BackboneError(
+            f"cannot load {folder}: {kind} models need transformers {needed} or newer, and {installed} is installed; "
+            f"pip install 'transformers>={needed},<6'"
+        )
+
+
+def load_model(folder: Path, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> PreTrainedModel:
     """transformers' own model in a folder, without its head. Missing weights are an error."""
-    model, report = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    model, report = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True, **(options or {}))
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(
             f"{folder} has no values for {len(missing)} weights of {type(model).__name__}, such as {missing[0]}: "
@@ -160,6 +193,14 @@ def _merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         stray = (list(result.unexpected_keys) + unfilled)[0]
         raise BackboneError(f"the adapter {folder} does not fit its base model: {stray} has no counterpart")
     return cast(PreTrainedModel, peft_model.merge_and_unload())
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]} dimensions"
 
 
 def _cannot_load(name: str, source: str, error: Exception) -> str:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from allocembed.backbones.gemma.inputs import PIPELINES as GEMMA_PIPELINES
+from allocembed.backbones.siglip.inputs import PIPELINES as SIGLIP_PIPELINES
 from allocembed.errors import BackboneError, did_you_mean
-from allocembed.geometry import Geometry
+from allocembed.geometry import Geometry, WholeTokenGeometry
 from allocembed.inputs import Inputs, choose_inputs
 
 if TYPE_CHECKING:
@@ -40,6 +42,12 @@ class Family:
     stock: tuple[int, int] | None = None
     text_half: str | None = None
     """Class that embeds sentences without the rest of the model, as "module:class"; see `text_half`."""
+    reader: str | None = None
+    """Function that reads the inputs a checkpoint states, as "module:function", if `read_inputs` cannot."""
+    transformers: str | None = None
+    """First version of transformers that has the model, if it is newer than the oldest supported one."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments of transformers' `from_pretrained`."""
 
     @property
     def geometry(self) -> Geometry:
@@ -66,6 +74,19 @@ DEMO = Inputs(
     rounds=True,
     picture_pixels=(4 * 28**2, 1280 * 28**2),
 )
+# GME's and Ops-MM-embedding's own code: 256 to 1,280 tokens. GME resizes twice, and cuts prompts at 1,800 tokens.
+OPS_MM = Inputs(replace(VLM2VEC, min_pixels=256 * 28**2), layout="ops-mm")
+GME = Inputs(
+    WholeTokenGeometry(14, 2, CLIP_MEAN, CLIP_STD, 256 * 28**2, VLM2VEC.max_pixels), layout="gme", longest=1_800
+)
+# Qwen2.5-VL's stock video processor, with 2 frames a second, and the limits of pictures that its checkpoints state.
+QWEN25 = Inputs(
+    replace(VLM2VEC, min_pixels=128 * 28**2, max_pixels=768 * 28**2),
+    layout="qwen2-chat",
+    rounds=True,
+    list_rate=2.0,
+    picture_pixels=(4 * 28**2, 16384 * 28**2),
+)
 # 128 to 768 tokens of 32² pixels per frame, from qwen-vl-utils. The limit of lists is that of the model's own code.
 QWEN3 = Inputs(
     Geometry(
@@ -85,10 +106,30 @@ QWEN3 = Inputs(
     longest=8_192,
     picture_pixels=(4 * 32**2, 1800 * 32**2),
 )
+# Qwen3-VL and Qwen3.5 without an embedder's own code: the limits of qwen-vl-utils, and the stated ones for pictures.
+QWEN3_STOCK = Inputs(
+    replace(QWEN3.geometry, list_tokens=115_200, list_multiple=None),
+    layout="qwen3-chat",
+    rounds=True,
+    list_rate=2.0,
+    picture_pixels=(64 * 32**2, 16384 * 32**2),
+)
 FAMILIES: dict[str, Family] = {
     "qwen2_vl": Family(
         "allocembed.backbones.qwen_vl.qwen2:Qwen2VLBackbone",
-        {"vlm2vec-v2": Inputs(VLM2VEC), "vlm2vec-v1": Inputs(VLM2VEC_V1), "vlm2vec-demo": DEMO},
+        {
+            "vlm2vec-v2": Inputs(VLM2VEC),
+            "vlm2vec-v1": Inputs(VLM2VEC_V1),
+            "vlm2vec-demo": DEMO,
+            "gme": GME,
+            "ops-mm": OPS_MM,
+        },
+        stock=(3136, 12_845_056),
+        text_half="allocembed.backbones.qwen_vl.text_half:QwenTextHalf",
+    ),
+    "qwen2_5_vl": Family(
+        "allocembed.backbones.qwen_vl.qwen2:Qwen25VLBackbone",
+        {"transformers-4.57": QWEN25, "transformers-5": replace(QWEN25, layout="qwen2-chat-5")},
         stock=(3136, 12_845_056),
         text_half="allocembed.backbones.qwen_vl.text_half:QwenTextHalf",
     ),
@@ -97,6 +138,29 @@ FAMILIES: dict[str, Family] = {
         {"transformers-4.57": QWEN3, "transformers-5.10": replace(QWEN3, layout="transformers-5.10")},
         stock=(65_536, 16_777_216),
         text_half="allocembed.backbones.qwen_vl.text_half:QwenTextHalf",
+    ),
+    "qwen3_vl_moe": Family(
+        "allocembed.backbones.qwen_vl.qwen3:Qwen3VLMoeBackbone",
+        {"transformers-5.10": QWEN3_STOCK},
+        stock=(65_536, 16_777_216),
+    ),
+    "qwen3_5": Family(
+        "allocembed.backbones.qwen_vl.qwen3:Qwen35Backbone",
+        {"transformers-5.10": QWEN3_STOCK},
+        stock=(65_536, 16_777_216),
+    ),
+    "embedding_gemma2": Family(
+        "allocembed.backbones.gemma.backbone:GemmaBackbone",
+        GEMMA_PIPELINES,
+        text_half="allocembed.backbones.gemma.text_half:GemmaTextHalf",
+        reader="allocembed.backbones.gemma.inputs:read_inputs",
+        transformers="5.19",
+        options={"audio_config": None},  # the audio tower is not loaded
+    ),
+    "siglip2": Family(
+        "allocembed.backbones.siglip.backbone:SiglipBackbone",
+        SIGLIP_PIPELINES,
+        reader="allocembed.backbones.siglip.inputs:read_inputs",
     ),
 }
 """Families by transformers' model type."""
@@ -117,6 +181,8 @@ class BackboneEntry:
     """Name of the input pipeline, if it is not the family's first."""
     matryoshka: bool = True
     """Whether the first dimensions of a vector may be used alone. False only if it is known that they may not."""
+    dims: tuple[int, ...] = ()
+    """The lengths of vectors that the model was trained for, if only some are."""
 
 
 def _nano(name: str, family: str) -> BackboneEntry:
@@ -132,6 +198,15 @@ REGISTRY = {
     "vlm2vec-qwen2vl-7b": BackboneEntry(
         "TIGER-Lab/VLM2Vec-Qwen2VL-7B", "qwen2_vl", inputs="vlm2vec-v1", matryoshka=False
     ),
+    "gme-qwen2-vl-2b": BackboneEntry("Alibaba-NLP/gme-Qwen2-VL-2B-Instruct", "qwen2_vl", inputs="gme"),
+    "gme-qwen2-vl-7b": BackboneEntry("Alibaba-NLP/gme-Qwen2-VL-7B-Instruct", "qwen2_vl", inputs="gme"),
+    # UniME-V2 is evaluated with VLM2Vec-V1's code: its prompts, and its squares of 1344 pixels.
+    "unime-v2-2b": BackboneEntry("TianchengGu/UniME-V2-Qwen2VL-2B", "qwen2_vl", inputs="vlm2vec-v1"),
+    "unime-v2-7b": BackboneEntry("TianchengGu/UniME-V2-Qwen2VL-7B", "qwen2_vl", inputs="vlm2vec-v1"),
+    "ops-mm-embedding-v1-2b": BackboneEntry("OpenSearch-AI/Ops-MM-embedding-v1-2B", "qwen2_vl", inputs="ops-mm"),
+    "ops-mm-embedding-v1-7b": BackboneEntry("OpenSearch-AI/Ops-MM-embedding-v1-7B", "qwen2_vl", inputs="ops-mm"),
+    "embeddinggemma-2": BackboneEntry("google/embeddinggemma-2", "embedding_gemma2", dims=(768, 512, 256, 128)),
+    "siglip2-base-naflex": BackboneEntry("google/siglip2-base-patch16-naflex", "siglip2", matryoshka=False),
     "nano-qwen3": _nano("nano-qwen3", "qwen3_vl"),
     "nano-qwen2": _nano("nano-qwen2", "qwen2_vl"),
 }
@@ -219,6 +294,8 @@ def known_inputs(name: str, pipeline: str | None = None) -> Inputs | None:
 
 def read_inputs(folder: Path, config: dict[str, Any], family: Family, default: Inputs) -> Inputs:
     """The pipeline with the checkpoint's patch size, statistics and pixel limits, unless those are the stock ones."""
+    if family.reader is not None:
+        return _import(family.reader)(folder, config, default)
     vision, geometry = config.get("vision_config") or {}, default.geometry
     patch, merge = vision.get("patch_size", geometry.patch), vision.get("spatial_merge_size", geometry.merge)
     for side in (patch, merge):

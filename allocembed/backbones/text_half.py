@@ -42,8 +42,8 @@ def load_text_half(
         family = FAMILIES[config["model_type"]]
         if family.text_half is None:
             return None
-        longest = choose_inputs(family.inputs, inputs or entry.inputs, name).longest
-        return family.load_text_half()(folder, config, device, dtype, longest, dim)
+        pipeline = choose_inputs(family.inputs, inputs or entry.inputs, name)
+        return family.load_text_half()(folder, config, device, dtype, pipeline, dim)
     except Exception:  # damaged files raise errors of every kind
         return None  # loading the whole backbone says what is wrong
 

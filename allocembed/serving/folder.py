@@ -17,6 +17,7 @@ from allocembed.backbones.loading import find_folder
 from allocembed.backbones.registry import ADAPTER, FAMILIES, find_entry
 from allocembed.config import EmbedConfig
 from allocembed.errors import DataError, OutputError
+from allocembed.inputs import choose_inputs
 from allocembed.output.files import write_text
 from allocembed.policy.scale_policy import ScalePolicy
 
@@ -114,4 +115,5 @@ def query_instruction(config: EmbedConfig) -> str | None:
             raise DataError(f"cannot read {folder / 'config.json'} ({error}): download or save it again") from error
     if family not in FAMILIES:
         raise DataError(f"cannot export a {family} model: AllocEmbed supports {', '.join(FAMILIES)}")
-    return FAMILIES[family].load().query_instruction
+    pipeline = choose_inputs(FAMILIES[family].inputs, config.inputs or entry.inputs, config.backbone)
+    return FAMILIES[family].load().find_query_instruction(pipeline)

@@ -27,6 +27,10 @@ SIZES = {
     "odd": (333, 251),
     "aligned": (896, 448),  # native as it is, so that nothing is resized
     "small aligned": (448, 224),
+    # native as they are for EmbeddingGemma 2, whose frames fill their limit
+    "70 tokens": (480, 336),
+    "140 tokens": (672, 480),
+    "280 tokens": (960, 672),
 }
 LONG = 9000  # letters and blanks, each a token of its own
 
@@ -226,3 +230,95 @@ def demo_cases() -> list[Case]:
         video("file", "odd", 8, 67, **words),
         video("file", "small aligned", 4, 32, **words),
     ]
+
+
+def gemma_cases() -> list[Case]:
+    """All cases of EmbeddingGemma 2. An empty instruction is no prompt; without one it is the prompt of documents."""
+    query, ask = "task: search result | query: ", "task: question answering | query: "
+    texts = [
+        {"name": "text, document", "text": SENTENCE},
+        {"name": "text, query", "text": SENTENCE, "instruction": query},
+        {"name": "text, another prompt", "text": SENTENCE, "instruction": ask},
+        {"name": "text, no prompt", "text": SENTENCE, "instruction": ""},
+        {"name": "text, other scripts", "text": "Ein Hund läuft. 狗在雪地里跑。🐕"},
+        {"name": "text with special tokens", "text": "hello <eos> <|image> <bos>"},
+        {"name": "text with blanks around", "text": "  two blanks, and a line end \n"},
+        {"name": "empty text", "text": ""},
+        {"name": "text of 150 words", "text": " ".join(["ox", "fly", "goat"] * 50)},
+    ]
+    files = [
+        video("file", "144p", 8, 37),
+        video("file", "144p", 12, 64),
+        video("file", "240p", 8, 37),
+        video("file", "360p", 4, 11, rate="30000/1001"),
+        video("file", "720p", 2, 5),
+        video("file", "1080p", 2, 3),
+        video("file", "portrait", 4, 11, rate="25"),
+        video("file", "odd", 4, 37),
+        video("file", "140 tokens", 2, 5),
+        video("file", "240p", 1, 1, name="file of 1 frame"),
+    ]
+    lists = [
+        video("list", "144p", 1),
+        video("list", "144p", 8, 37),
+        video("list", "240p", 5),
+        video("list", "360p", 5),
+        video("list", "720p", 2),
+        video("list", "4k", 1),
+        video("list", "portrait", 5),
+        video("list", "odd", 5),
+        video("list", "140 tokens", 2),
+    ]
+    with_texts = [
+        video("file", "240p", 2, 5, name="file with text", question=QUESTION),
+        video("file", "240p", 2, 5, name="file with prompt", instruction=query),
+        video("file", "240p", 2, 5, name="file, no prompt", instruction=""),
+        video("list", "240p", 2, name="list with both", question=QUESTION, instruction=ask),
+    ]
+    sizes = ("144p", "360p", "1080p", "portrait", "odd", "280 tokens")
+    pictures = [video("picture", size, 1, name=f"picture {size}") for size in sizes]
+    pictures.append(video("picture", "240p", 1, name="picture with both", question=QUESTION, instruction=query))
+    return [*texts, *files, *lists, *with_texts, *pictures]
+
+
+def gemma_few(inputs: str) -> list[Case]:
+    """Cases for another size, or for times before the frames, which a list without a rate cannot have."""
+    if inputs == "timestamps":
+        long = video("file", "144p", 4, 90, name="file over a minute", rate="1")
+        return [video("file", "144p", 8, 37), long, video("file", "240p", 2, 37, name="with text", question=QUESTION)]
+    return [
+        video("file", "144p", 2, 5),
+        video("file", "720p", 2, 3),
+        video("list", "odd", 2),
+        video("list", "portrait", 2),
+        video("list", inputs.replace("-", " "), 2, name="list, native"),
+    ]
+
+
+def qwen25_cases() -> list[Case]:
+    """All cases of Qwen2.5-VL. Its own processor spreads the frames of a file otherwise, so files are read whole."""
+    texts = [case for case in text_cases() if "long" not in case and "punctuation" not in case["name"]]
+    sources = [
+        video("list", "144p", 1),
+        video("list", "144p", 5),
+        video("list", "240p", 8),
+        video("list", "360p", 5),
+        video("list", "720p", 2),
+        video("list", "portrait", 4),
+        video("list", "odd", 5),
+        video("list", "small aligned", 6),
+        video("file", "144p", 8, rate="1"),
+        video("file", "240p", 8, rate="2"),
+        video("file", "odd", 6, rate="1"),
+        video("file", "small aligned", 4, rate="2"),
+        video("file", "240p", 4, name="file with text", question=QUESTION, rate="2"),
+        video("list", "240p", 4, name="list with both", question=QUESTION, instruction=INSTRUCTION),
+    ]
+    return [*texts, *sources]
+
+
+def qwen25_few() -> list[Case]:
+    """Cases for the newer rule of positions, and of files whose chunks are not whole seconds apart."""
+    kept = ("text", "list 144p 5", "list small aligned 6", "file 240p 8", "list with both")
+    cases = [case for case in qwen25_cases() if case["name"] in kept]
+    return [*cases, video("file", "144p", 8, rate="5"), video("picture", "240p", 1, name="picture 240p")]

@@ -27,10 +27,11 @@ from allocembed.search import VideoIndex
 from allocembed.video import read_picture
 from tests.backbones.items import make_allocation, mixed, noise, rows_of, text, video
 from tests.clips import picture, write_video
+from tests.families import gemma, siglip
 from tests.small_runs import small_trainer
 from tests.video_batches import video_batch
 
-FAMILIES = ("qwen2", "qwen3", "mean_pool")
+FAMILIES = ("qwen2", "qwen25", "qwen3", "qwen3_moe", "qwen35", "gemma", "siglip", "mean_pool")
 CLOSE = 1e-5
 
 
@@ -50,6 +51,10 @@ def plain_vector(backbone, item) -> torch.Tensor:
     row = rows_of(backbone, [item])[0]
     ids, pixels = torch.from_numpy(row.ids)[None], normalise(item.patches.pixels, backbone.geometry, torch.float32)
     grids = torch.from_numpy(item.patches.grids)
+    if backbone.family == "embedding_gemma2":
+        return gemma.plain_vector(backbone, item, row)
+    if backbone.family == "siglip2":
+        return siglip.plain_vector(backbone, item)
     if backbone.family == "tiny_mean":
         places = torch.cat([torch.cartesian_prod(*(torch.arange(n) / n for n in grid)) for grid in grids.tolist()])
         sizes = grids.prod(-1).tolist()
@@ -65,6 +70,8 @@ def plain_vector(backbone, item) -> torch.Tensor:
     own = {"mm_token_type_ids": (ids == backbone.video_token).int() * 2}
     if backbone.family == "qwen2_vl":
         own = {"position_ids": torch.arange(len(row)).expand(3, 1, -1)}
+    if backbone.family == "qwen2_5_vl":  # refuses mixed grids in one video without positions, which have their own test
+        own = {"position_ids": torch.from_numpy(row.positions)[:, None]}
     hidden = backbone.model(
         input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values_videos=pixels, video_grid_thw=patches, **own
     ).last_hidden_state
@@ -150,10 +157,10 @@ def test_dim_keeps_the_first_dimensions_as_a_unit_vector(folder, backbone):
 
 
 def test_bad_texts_are_refused(backbone):
-    word = backbone.reserved_words()[0]
-    for item in (text(f"a {word} b"), video(backbone, [(1, 1)], word), text("a", instruction=word)):
-        with pytest.raises(BackboneError, match="remove it"):
-            backbone.embed([item])
+    for word in backbone.reserved_words()[:1]:
+        for item in (text(f"a {word} b"), video(backbone, [(1, 1)], word), text("a", instruction=word)):
+            with pytest.raises(BackboneError, match="remove it"):
+                backbone.embed([item])
     with pytest.raises(BackboneError, match="Unicode"):
         backbone.embed([text("\udcff")])
     with pytest.raises(BackboneError, match="shorten it"):

@@ -16,7 +16,10 @@ from tests import official
 TEXTS = ("a red car drives by", "x", "it's 12,5 °C 🦊!\n\n", "word " * 200)
 
 
-@pytest.fixture(params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
+FOLDERS = ("qwen2", "qwen25", "qwen3", "gemma")
+
+
+@pytest.fixture(params=[f"{name}_folder" for name in FOLDERS], ids=FOLDERS)
 def folder(request):
     return request.getfixturevalue(request.param)
 

@@ -1,12 +1,11 @@
-"""What Qwen2-VL and Qwen3-VL share: rows with explicit positions, run block by block and layer by layer.
+"""What the Qwen-VL families share: rows with explicit positions, run block by block and layer by layer.
 
-A variant adds the prompt layout its checkpoints were trained on and the name of its position rule. Rows are
+The inputs name the prompt layout that a checkpoint was trained on, and the layout its position rule. Rows are
 right-padded or packed. Right padding needs no mask: attention is causal and the pooled token is the last real one, so
 it never sees the padding.
 """
 
 import logging
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,13 @@ import torch
 from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput
 from allocembed.backbones.qwen_vl.attention import NAME, use_row_attention
 from allocembed.backbones.qwen_vl.language import LanguageInputs, prepare_language, run_language, run_layer
-from allocembed.backbones.qwen_vl.layouts import VIDEO_PAD
-from allocembed.backbones.qwen_vl.positions import RULES
+from allocembed.backbones.qwen_vl.layouts import FIRST, VIDEO_PAD, find_layout
+from allocembed.backbones.qwen_vl.positions import RULES, TIMED
 from allocembed.backbones.qwen_vl.tower import TowerInputs, prepare_tower, run_block, run_tower
 from allocembed.backbones.qwen_vl.variants import direct_variants
 from allocembed.backbones.variants import Look, Variants, sizes_of
 from allocembed.errors import BackboneError
+from allocembed.inputs import Inputs
 from allocembed.resize import send
 
 logger = logging.getLogger("allocembed")
@@ -39,9 +39,9 @@ class RowInputs:
 class QwenVLBackbone(Backbone):
     """A Qwen-VL embedding model."""
 
-    position_rule: str
-
     def set_up(self) -> None:
+        layout = find_layout(self.inputs.layout, self.family)
+        self.position_rule, self.query_instruction = layout.positions, layout.query
         self.video_token: int = self.model.config.video_token_id
         if self.tokenizer.convert_tokens_to_ids(VIDEO_PAD) != self.video_token:
             raise BackboneError(
@@ -79,9 +79,17 @@ class QwenVLBackbone(Backbone):
         use_row_attention(self.tower)  # registers the function in this process
         self._set_functions()
 
-    @abstractmethod
+    @classmethod
+    def find_query_instruction(cls, inputs: Inputs) -> str | None:
+        return find_layout(inputs.layout, cls.family).query
+
+    def describe_prompts(self) -> str:
+        layout = self.inputs.layout or FIRST[self.family]
+        return f"the prompt layout {layout}, {self.position_rule} positions, the last token"
+
     def layout(self, prompt: Prompt) -> str:
         """The string that the tokenizer reads, with one `<|video_pad|>` per chunk."""
+        return find_layout(self.inputs.layout, self.family).write(prompt)
 
     def reserved_words(self) -> Sequence[str]:
         return (VIDEO_PAD,)
@@ -95,7 +103,19 @@ class QwenVLBackbone(Backbone):
         # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
         tokenised = self.tokenizer([self.layout(prompt) for prompt in prompts])["input_ids"]
         # An empty text has no token to pool, so it is read as the padding token alone.
-        return [np.asarray(ids or [self.tokenizer.pad_token_id or 0], np.int64) for ids in tokenised]
+        ids = [np.asarray(ids or [self.tokenizer.pad_token_id or 0], np.int64) for ids in tokenised]
+        if self.position_rule in TIMED:
+            for row, prompt in zip(ids, prompts, strict=True):
+                # The placeholder of a chunk holds its time, which its positions need: -1 - steps.
+                row[row == self.video_token] = -1 - self._steps(prompt)
+        return ids
+
+    def _steps(self, prompt: Prompt) -> np.ndarray:
+        """The time steps (C,) of a video's chunks since the first one."""
+        seconds = np.zeros(0) if prompt.seconds is None else prompt.seconds
+        rate: int = self.model.config.vision_config.tokens_per_second
+        # Cut off as the library does, but not where a product is a hair below a whole number.
+        return np.floor((seconds - seconds[:1]) * rate + 1e-4).astype(np.int64)
 
     def rows(self, tokenised: Sequence[np.ndarray], grids: Sequence[np.ndarray]) -> list[TokenRow]:
         """All rows at once, because training makes thousands.
@@ -107,17 +127,22 @@ class QwenVLBackbone(Backbone):
             return []
         tokenised = [self._cut(ids, sizes) for ids, sizes in zip(tokenised, grids, strict=True)]
         line, sizes = np.concatenate(tokenised), np.concatenate(grids)
-        counts = np.where(line == self.video_token, 0, 1)
-        counts[counts == 0] = sizes.prod(-1)
-        ids = np.repeat(line, counts)
+        held = self._places(line)
+        counts = np.ones(len(line), np.int64)
+        counts[held] = sizes.prod(-1)
+        ids = np.repeat(np.where(held, self.video_token, line), counts)
         ends = np.concatenate([[0], np.cumsum(counts)])[np.cumsum([len(each) for each in tokenised])]
         starts = np.concatenate([[0], ends[:-1]])
-        positions = RULES[self.position_rule](ids, self.video_token, sizes)
+        positions = RULES[self.position_rule](ids, self.video_token, sizes, -1 - line[held])
         first = positions[:, np.minimum(starts, len(ids) - 1)]
         positions = positions - np.repeat(first, ends - starts, axis=1)
         visual = ids == self.video_token
         bounds = zip(starts.tolist(), ends.tolist(), strict=True)
         return [TokenRow(ids[start:end], positions[:, start:end], visual[start:end]) for start, end in bounds]
+
+    def _places(self, ids: np.ndarray) -> np.ndarray:
+        """Which of some tokenised ids (L,) are the places of chunks, bool."""
+        return (ids == self.video_token) | (ids < 0)
 
     def _cut(self, ids: np.ndarray, grids: np.ndarray) -> np.ndarray:
         """The prompt cut at the model's limit, as its own tokenizer call does, which keeps tokens that it appends.
@@ -129,7 +154,7 @@ class QwenVLBackbone(Backbone):
             return ids
         appended = self.tokenizer.num_special_tokens_to_add()
         keep = longest - visual - appended
-        chunks = np.flatnonzero(ids == self.video_token)
+        chunks = np.flatnonzero(self._places(ids))
         if keep <= (chunks[-1] if len(chunks) else 0):
             return ids
         logger.warning(f"a prompt of {len(ids) + visual:,} tokens was cut to {longest:,}, as the model's own code does")

@@ -2,7 +2,7 @@
 
 It computes what transformers' own forward computes, without reading from the device where the video tokens are or how
 long packed rows are. If the model uses `row_attention`, packed rows are separated by their bounds, else by the
-library's own mask.
+library's own mask. Recurrent layers get packed rows one below the other, each from its own start.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,17 @@ from allocembed.backbones.base import TowerOutput
 from allocembed.backbones.qwen_vl.attention import NAME, BranchKeys
 from allocembed.resize import send
 
+RECURRENT = "linear_attention"
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """Where the tokens of packed rows go if each row is set apart: `places` (rows, longest) has their places in the
+    line, any place for padding, and `back` (S,) where each token of the line is among them."""
+
+    places: torch.Tensor
+    back: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +47,8 @@ class LanguageInputs:
     within: torch.Tensor | None
     keys: BranchKeys | None = None
     """Set if rows begin with tokens of the first row that are left out of the others."""
+    apart: Apart | None = None
+    """Set if rows are packed and the model has recurrent layers."""
 
 
 def run_layer(
@@ -61,6 +73,24 @@ def run_layer(
         max_length_q=longest,
         **branches,
     )
+
+
+def run_recurrent(
+    layer: torch.nn.Module, hidden: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], apart: Apart | None
+) -> torch.Tensor:
+    """One recurrent layer on (N, S, width). Padding on the right is not masked: no real token comes after it."""
+    rows = hidden if apart is None else hidden[0][apart.places]
+    rows = layer(rows, attention_mask=None, position_embeddings=rotary, past_key_values=None)
+    return rows if apart is None else rows.flatten(0, 1)[apart.back][None]
+
+
+def set_apart(lengths: Sequence[int], device: torch.device) -> Apart:
+    """Places for packed rows of these lengths."""
+    ends = torch.tensor(lengths).cumsum(0)
+    starts, within = ends - torch.tensor(lengths), torch.arange(max(lengths))
+    places = (starts[:, None] + within).clamp(max=int(ends[-1]) - 1)
+    back = (within < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0]
+    return Apart(send(places, device), send(back, device))
 
 
 def prepare_language(
@@ -99,6 +129,9 @@ def run_language(
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * len(model.layers)
     rotary = model.rotary_emb(hidden, inputs.positions)
     for number, each in enumerate(model.layers):
+        if kinds[number] == RECURRENT:
+            hidden = run_recurrent(each, hidden, rotary, inputs.apart)
+            continue
         hidden = layer(each, hidden, masks[kinds[number]], inputs.bounds, inputs.longest, rotary, inputs.keys)
         if number < len(deepstack):
             there = hidden.flatten(0, 1)[inputs.video]
@@ -116,5 +149,5 @@ def _masks(model: Any, hidden: torch.Tensor, within: torch.Tensor | None) -> dic
     if model.config._attn_implementation == NAME:
         return dict.fromkeys(MASKS)
     about = {"config": model.config, "inputs_embeds": hidden, "attention_mask": None, "past_key_values": None}
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"]) - {RECURRENT}
     return {kind: MASKS[kind](**about, position_ids=within) for kind in kinds}

@@ -1,29 +1,21 @@
-"""Qwen2-VL as VLM2Vec uses it: no chat template, a bare video placeholder, positions that count straight through.
+"""Qwen2-VL and Qwen2.5-VL: one tower each, the same language model. `layouts` has what their embedders read.
 
-The layouts follow VLM2Vec-V2's evaluation code: `<|video_pad|> text` for a video, the text alone for a text, and an
-instruction before the text it belongs to. A video without either gets MMEB-V2's constant text. A picture has the layout
-of a video, and its own constant text.
+Qwen2.5-VL's tower attends within windows of 8 × 8 patches, and within the whole chunk in four of its blocks.
 """
 
-from allocembed.backbones.base import Prompt
 from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
-from allocembed.backbones.qwen_vl.layouts import QUERY_QWEN2, VIDEO_PAD, plain_text
-
-VIDEO_TEXT = "Understand the content of the provided video."  # the constant text of the video side in MMEB-V2
-PICTURE_TEXT = "Represent the given image."  # that of a picture in MMEB
+from allocembed.backbones.qwen_vl.layouts import find_layout
 
 
 class Qwen2VLBackbone(QwenVLBackbone):
-    """VLM2Vec-V2-2B, VLM2Vec-Qwen2VL-7B, and other models with this layout."""
+    """VLM2Vec-V2-2B, VLM2Vec-Qwen2VL-7B, GME-Qwen2-VL, UniME-V2, Ops-MM-embedding."""
 
     family = "qwen2_vl"
-    position_rule = "sequential"
-    query_instruction = QUERY_QWEN2
+    query_instruction = find_layout("", family).query
 
-    def layout(self, prompt: Prompt) -> str:
-        text = plain_text(prompt.text, prompt.instruction)
-        if text is None:
-            text = PICTURE_TEXT if prompt.picture else VIDEO_TEXT
-        if prompt.seconds is None:
-            return text
-        return VIDEO_PAD * len(prompt.seconds) + " " + text
+
+class Qwen25VLBackbone(QwenVLBackbone):
+    """Embedders based on Qwen2.5-VL. The default is the stock chat template of the base model."""
+
+    family = "qwen2_5_vl"
+    query_instruction = find_layout("", family).query

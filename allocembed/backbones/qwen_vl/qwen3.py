@@ -1,30 +1,49 @@
-"""Qwen3-VL as Qwen3-VL-Embedding uses it: a chat turn with an instruction and a time before each chunk.
+"""Qwen3-VL, its mixture of experts, and Qwen3.5. `layouts` has what their embedders read.
 
-The layout is the checkpoints' own chat template, written out: system = instruction, user = video then text, and the
-opening of the assistant's turn. A picture stands in the place of the video, without a time. The last token is pooled.
-From transformers 5.10 on, the template's own pair of vision tokens stays around the chunks, each of which has a pair
-already.
+Of every four layers of Qwen3.5's language model, three are recurrent (gated delta net): what they keep of a row is a
+state, which must not pass into the next row. So packed rows are set apart for these layers and packed again after them,
+which is exact. Right padding comes after the pooled token and never reaches it.
 """
 
-from allocembed.backbones.base import Prompt
-from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
-from allocembed.backbones.qwen_vl.layouts import QUERY_QWEN3, VIDEO_PAD, chat_turn
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from allocembed.backbones.base import Backbone, Batching, TokenRow
+from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone, RowInputs
+from allocembed.backbones.qwen_vl.language import set_apart
+from allocembed.backbones.qwen_vl.layouts import find_layout
+from allocembed.backbones.variants import Look, Variants
 
 
 class Qwen3VLBackbone(QwenVLBackbone):
     """Qwen3-VL-Embedding-2B and -8B, and other models with this layout."""
 
     family = "qwen3_vl"
-    position_rule = "interleaved"
-    query_instruction = QUERY_QWEN3
+    query_instruction = find_layout("", family).query
 
-    def layout(self, prompt: Prompt) -> str:
-        video = ""
-        if prompt.picture:
-            video = "<|vision_start|>" + VIDEO_PAD + "<|vision_end|>"
-        elif prompt.seconds is not None:
-            chunk = "<{:.1f} seconds><|vision_start|>" + VIDEO_PAD + "<|vision_end|>"
-            video = "".join(chunk.format(second) for second in prompt.seconds)
-            if self.inputs.layout == "transformers-5.10":
-                video = f"<|vision_start|>{video}<|vision_end|>"
-        return chat_turn(f"{video}{prompt.text or ''}", prompt.instruction)
+
+class Qwen3VLMoeBackbone(QwenVLBackbone):
+    """Embedders based on Qwen3-VL's mixtures of experts."""
+
+    family = "qwen3_vl_moe"
+    query_instruction = find_layout("", family).query
+
+
+class Qwen35Backbone(QwenVLBackbone):
+    """Embedders based on Qwen3.5."""
+
+    family = "qwen3_5"
+    query_instruction = find_layout("", family).query
+
+    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> RowInputs:
+        inputs = super().prepare_rows(rows, batching)
+        if batching == "pad":
+            return inputs
+        apart = set_apart([len(row) for row in rows], self.device)
+        return replace(inputs, language=replace(inputs.language, apart=apart))
+
+    def prepare_variants(self, ids: np.ndarray, looks: Sequence[Look], chunks: int) -> Variants:
+        """Every row in full: a recurrent layer cannot begin in the middle of a row."""
+        return Backbone.prepare_variants(self, ids, looks, chunks)

@@ -5,7 +5,6 @@ language model are read, and of the table of embeddings only the rows of the sen
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,14 +15,11 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from allocembed.backbones.devices import pick_device, pick_dtype
-from allocembed.backbones.qwen_vl.layouts import QUERY_QWEN2, QUERY_QWEN3, VIDEO_PAD, chat_turn, plain_text
+from allocembed.backbones.devices import INT8, pick_device, pick_dtype, weight_bytes
+from allocembed.backbones.qwen_vl.layouts import VIDEO_PAD, Sentence, find_layout
+from allocembed.inputs import Inputs
 
 Weights = dict[str, torch.Tensor]
-LAYOUTS: dict[str, tuple[str, Callable[[str, str | None], str | None]]] = {
-    "qwen3_vl": (QUERY_QWEN3, chat_turn),
-    "qwen2_vl": (QUERY_QWEN2, plain_text),
-}
 TABLE = "embed_tokens.weight"
 # transformers builds this class of tokenizers from its words and merges, with this way to split a text.
 REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
@@ -49,7 +45,7 @@ class QwenTextHalf:
     """The language model of a checkpoint, for one text at a time."""
 
     def __init__(
-        self, folder: Path, config: dict[str, Any], device: str, dtype: str, longest: int, dim: int | None
+        self, folder: Path, config: dict[str, Any], device: str, dtype: str, inputs: Inputs, dim: int | None
     ) -> None:
         """Raise ValueError or LookupError if the checkpoint is not as usual."""
         if "quantization_config" in config:
@@ -57,16 +53,19 @@ class QwenTextHalf:
         chosen = pick_device(device)
         if chosen.type != "cpu":
             raise ValueError("a GPU computes attention in other ways, which need the whole package")
-        self.dtype = pick_dtype(dtype, chosen)
+        if dtype == INT8:
+            raise ValueError("rounded weights are not computed here")
+        self.dtype = pick_dtype(dtype, chosen, weight_bytes(folder))
         self.shape = _shape(config.get("text_config", config))
-        self.query_instruction, self._layout = LAYOUTS[config["model_type"]]
-        self._longest, self._dim = longest, dim
+        self._layout = find_layout(inputs.layout, config["model_type"])
+        self.query_instruction = self._layout.query
+        self._longest, self._dim = inputs.longest, dim
         self._tokenizer = _tokenizer(folder)
         self._table, self._weights = self._read(folder)
 
     def _read(self, folder: Path) -> tuple[torch.Tensor, Weights]:
         """The table of embeddings as it is in the file, and all other weights."""
-        places = _places(folder)
+        places = tensor_files(folder)
         name = next(name for name in places if name.endswith(TABLE) and "visual" not in name)
         prefix = name.removesuffix(TABLE)
         wanted = [name, f"{prefix}norm.weight", *(each for each in places if each.startswith(f"{prefix}layers."))]
@@ -81,8 +80,8 @@ class QwenTextHalf:
 
     def vector(self, text: str, instruction: str | None = None) -> np.ndarray | None:
         """The unit vector (dim,), fp32, of a text; None if only the whole backbone can tell."""
-        laid_out = self._layout(text, instruction) or ""
-        if VIDEO_PAD in laid_out or not _is_unicode(laid_out):
+        laid_out = self._layout.write(Sentence(text, instruction))
+        if VIDEO_PAD in laid_out or not is_unicode(laid_out):
             return None
         ids: list[int] = self._tokenizer.encode(laid_out).ids
         if not 0 < len(ids) <= self._longest:
@@ -110,7 +109,7 @@ class QwenTextHalf:
         if f"{attend}q_norm.weight" in self._weights:
             query, key = self._norm(f"{attend}q_norm", query), self._norm(f"{attend}k_norm", key)
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
-        query, key = (each * cos + _rotate_half(each) * sin for each in (query, key))
+        query, key = (each * cos + rotate_half(each) * sin for each in (query, key))
         attended = _attend(query, key, value, self.shape.head**-0.5)
         hidden = hidden + self._linear(f"{attend}o_proj", attended.flatten(2))
         normed = self._norm(f"{at}post_attention_layernorm", hidden)
@@ -126,7 +125,7 @@ class QwenTextHalf:
         return self._weights[f"{at}.weight"] * wide.to(hidden.dtype)
 
 
-def _rotate_half(states: torch.Tensor) -> torch.Tensor:
+def rotate_half(states: torch.Tensor) -> torch.Tensor:
     first, second = states.chunk(2, -1)
     return torch.cat([-second, first], -1)
 
@@ -150,7 +149,7 @@ def _shape(text: dict[str, Any]) -> Shape:
     return Shape(text["num_hidden_layers"], head, text["rms_norm_eps"], rope["rope_theta"])
 
 
-def _places(folder: Path) -> dict[str, str]:
+def tensor_files(folder: Path) -> dict[str, str]:
     """The file of each tensor."""
     listed = folder / "model.safetensors.index.json"
     if listed.is_file():
@@ -187,7 +186,7 @@ def _tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

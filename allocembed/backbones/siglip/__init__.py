@@ -1,0 +1,1 @@
+"""SigLIP 2 NaFlex: one vector a frame."""
