@@ -1,7 +1,8 @@
-"""Train a nano backbone from scratch: a Qwen3-VL or Qwen2-VL of 8 M parameters for retrieval in its own world.
+"""Train a nano backbone from scratch: a Qwen3-VL, Qwen2-VL or EmbeddingGemma 2 of 8 M parameters for its own world.
 
     python recipes/nano_backbone.py --family qwen3 --minutes 9 --out out/nano-qwen3
     python recipes/nano_backbone.py --family qwen2 --minutes 9 --out out/nano-qwen2
+    python recipes/nano_backbone.py --family gemma --minutes 9 --out out/nano-gemma
 
 It needs one GPU; `--tiny` runs a miniature on a CPU. It writes a folder in the hub's layout (config, bf16 safetensors,
 tokenizer, preprocessor settings, card) and a log. How the model learns:
@@ -12,8 +13,8 @@ tokenizer, preprocessor settings, card) and a log. How the model learns:
 - **glimpses before videos**: most batches of the second stage start as one to four chunks with a sentence for each;
   whole videos replace them over 400 steps;
 - **a concept loss on the embedding**: videos and texts must name their content through one shared head, which aligns
-  the two before the contrastive loss is useful. So must the language model at the end of every chunk, which gives a
-  dozen labels per video instead of one;
+  the two before the contrastive loss is useful. So must the language model for every chunk, which gives a dozen labels
+  per video instead of one: by its state at the end of the chunk or, if it is bidirectional, by the mean of the chunk;
 - **the contrastive losses**: whole descriptions and single moments against videos, each with its own weight;
 - **resolution as data**: random frame counts, budgets and scales per chunk in every batch.
 
@@ -39,28 +40,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 import torch
 import torch.nn.functional as F
-from nano_data import (
-    GLIMPSE_STEPS,
-    EmbeddingBatch,
-    PaddedRows,
-    ReadingBatch,
-    SeededBatches,
-    VideoGroup,
-    make_batch,
-    make_reading,
-)
+from nano_data import GLIMPSE_STEPS, EmbeddingBatch, ReadingBatch, SeededBatches, VideoGroup, make_batch, make_reading
 from nano_heads import Heads, TokenPositions
-from nano_model import build_backbone, read_card, save_backbone
+from nano_model import FAMILY_NAMES, build_backbone, layers_of, read_card, save_backbone
 from nano_muon import Muon
+from nano_rows import Rows, read_rows
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoModel
 
 from allocembed import world
-from allocembed.backbones.base import TowerOutput
-from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
-from allocembed.backbones.qwen_vl.language import prepare_language, run_language
+from allocembed.backbones.base import Backbone, TowerOutput
 from allocembed.benchmarks import nano, report
 from allocembed.geometry import Geometry
 from allocembed.resize import normalise, resize
@@ -76,7 +67,7 @@ Losses = dict[str, torch.Tensor]
 class Trainer:
     """Renders, cuts, embeds and scores batches on one device."""
 
-    def __init__(self, backbone: QwenVLBackbone, device: torch.device, atlas: world.Atlas) -> None:
+    def __init__(self, backbone: Backbone, device: torch.device, atlas: world.Atlas) -> None:
         self.backbone, self.device, self.atlas = backbone, device, atlas
 
     @torch.no_grad()
@@ -103,36 +94,28 @@ class Trainer:
             chunks = np.flatnonzero((flat == (rows, cols)).all(-1))
             count = int(rows * cols) * geometry.patches_per_token
             where = torch.from_numpy((starts[chunks][:, None] + np.arange(count)).ravel()).to(self.device)
-            pairs = torch.from_numpy((chunks[:, None] * 2 + np.arange(2)).ravel()).to(self.device)
-            sized = resize(frames[pairs], (int(rows) * geometry.factor, int(cols) * geometry.factor))
+            together = geometry.frames_per_chunk
+            shown = torch.from_numpy((chunks[:, None] * together + np.arange(together)).ravel()).to(self.device)
+            sized = resize(frames[shown], (int(rows) * geometry.factor, int(cols) * geometry.factor))
             patches[where] = geometry.patchify(sized)
 
-    def embed(self, rows: PaddedRows) -> torch.Tensor:
+    def embed(self, rows: Rows) -> torch.Tensor:
         """Unit vectors (N, width) in fp32 of rows without a video."""
-        return self._read(rows, rows.last[:, None])[:, 0]
+        return read_rows(self.backbone, rows)[0]
 
     def embed_videos(self, batch: EmbeddingBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Vectors of the videos, vectors at the end of each chunk, and all visual tokens.
+        """Vectors of the videos, vectors of their chunks, and all visual tokens.
 
         The vision tower processes all chunks at once; the language model reads group by group, which saves padding.
         """
         seen = self.backbone.see(*self.pixels(batch.groups))
         ends = np.cumsum([group.grids.prod(-1).sum() for group in batch.groups])
         videos, chunks = [], []
-        for rows, where, start, end in zip(batch.videos, batch.chunk_ends, [0, *ends[:-1]], ends, strict=True):
-            at = torch.cat([where, rows.last[:, None]], 1)
-            read = self._read(rows, at, slice_output(seen, start, end))
-            videos.append(read[:, -1])
-            chunks.append(read[:, :-1].flatten(0, 1))
+        for rows, start, end in zip(batch.videos, [0, *ends[:-1]], ends, strict=True):
+            read = read_rows(self.backbone, rows, slice_output(seen, start, end))
+            videos.append(read[0])
+            chunks.append(read[1])
         return torch.cat(videos), torch.cat(chunks), seen.tokens
-
-    def _read(self, rows: PaddedRows, at: torch.Tensor, seen: TowerOutput | None = None) -> torch.Tensor:
-        """Unit vectors (N, k, width) in fp32: states of the language model at tokens `at` (N, k) of each row."""
-        backbone = self.backbone
-        inputs = prepare_language(rows.ids, rows.positions, backbone.video_token, self.device, None)
-        hidden = run_language(backbone.language_model, inputs, seen, layer=backbone.layer)
-        number = torch.arange(len(at), device=self.device)[:, None]
-        return F.normalize(hidden[number, at.to(self.device, non_blocking=True)].float(), dim=-1)
 
     def reading_losses(self, reading: ReadingBatch, heads: Heads) -> tuple[Losses, Losses]:
         """The loss terms of the first stage, and accuracies to log: dense on single chunks, concepts of texts."""
@@ -213,17 +196,23 @@ class Optimiser:
         matrices = [master for master, is_inner in zip(self.masters, inner, strict=True) if is_inner]
         others = [master for master, is_inner in zip(self.masters, inner, strict=True) if not is_inner]
         fused = others[0].is_cuda
+        self.skipped = torch.zeros((), device=others[0].device)
         self.parts = [
             Muon(matrices, lr=0.0, weight_decay=0.05),
             torch.optim.AdamW(others, lr=0.0, weight_decay=0.05, betas=(0.9, 0.98), fused=fused),
         ]
 
     def step(self, rate: float) -> None:
-        """Make one step; gradients are clipped to norm 1 and cleared."""
+        """Make one step; gradients are clipped to norm 1 and cleared. If they are not finite, they count as zero."""
         for master, weight in zip(self.masters, self.weights, strict=True):
             master.grad = torch.zeros_like(master) if weight.grad is None else weight.grad.float()
             weight.grad = None
-        torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
+        self.skipped += ~norm.isfinite()
+        for master in self.masters:
+            if master.grad is not None:
+                # Without asking the device, which would wait for it.
+                master.grad = torch.where(norm.isfinite(), master.grad, 0.0)
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = rate
@@ -265,6 +254,7 @@ def run_stage(
                 "step": step,
                 "seconds": round(time.monotonic() - started, 1),
                 "waited": round(waited, 1),
+                "skipped": int(optimiser.skipped.item()),
                 **means,
             }
             with (options.out / "train.jsonl").open("a") as file:
@@ -278,6 +268,9 @@ def run_stage(
 def train(options: argparse.Namespace) -> None:
     """Run both stages and the final evaluation, and write the folder."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if options.compile is None:
+        # Compiled with torch 2.11, 80 % of gemma's gradients of videos were not finite; not compiled, none.
+        options.compile = device.type == "cuda" and options.family != "gemma"
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(options.seed)
@@ -288,7 +281,7 @@ def train(options: argparse.Namespace) -> None:
     print(f"nano-{options.family}: {parameters:,} parameters, {2 * parameters / 1e6:.1f} MB as bf16", flush=True)
     atlas = world.load_atlas(str(device))
     aspects = (atlas.words.amax(dim=1) > 0).sum(dim=1).float() / WORD_HEIGHT
-    heads = Heads(backbone.dim, aspects).to(device)
+    heads = Heads(backbone.dim, aspects, backbone.geometry.frames_per_chunk).to(device)
     if options.init:
         backbone.model.load_state_dict(AutoModel.from_pretrained(options.init).state_dict())
         heads.load_state_dict(load_file(options.init / "heads.safetensors"))
@@ -297,10 +290,12 @@ def train(options: argparse.Namespace) -> None:
     named = {**dict(model.named_parameters()), **{f"heads.{name}": head for name, head in heads.named_parameters()}}
     optimiser = Optimiser(named)
     if device.type == "cuda":
-        model.to(torch.bfloat16)
+        # Not the buffers: frequencies of rotary embeddings are fp32 when the folder is loaded.
+        for weight in model.parameters():
+            weight.data = weight.data.to(torch.bfloat16)
     if options.compile:
         torch._dynamo.config.recompile_limit = 64
-        for layer in (*model.visual.blocks, *model.language_model.layers):
+        for layer in layers_of(backbone):
             layer.compile(dynamic=True)
     trainer = Trainer(backbone, device, atlas)
     reading = partial(make_reading, backbone, options.chunks)
@@ -344,7 +339,7 @@ def _profile(action: Callable[[], object]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=("qwen3", "qwen2"), required=True)
+    parser.add_argument("--family", choices=FAMILY_NAMES, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="wall-clock limit; the schedule follows it")
     parser.add_argument("--steps", type=int, default=100_000)
@@ -357,7 +352,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=60, help="videos of each set in the final evaluation")
     parser.add_argument("--init", type=Path, help="resume from this folder of an earlier run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="compile layers (default on a GPU, except for gemma)"
+    )
     parser.add_argument("--profile", type=int, default=0, help="print a profile after this many steps")
     parser.add_argument("--tiny", action="store_true", help="a miniature, to test the script on a CPU")
     train(parser.parse_args())

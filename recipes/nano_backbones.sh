@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train both nano backbones at the same time on one GPU. Alone, each waits for its host half of the time.
+# Train nano backbones at the same time on one GPU. Alone, each waits for its host half of the time.
 #
 #     recipes/nano_backbones.sh [OUT] [MINUTES] [more options of nano_backbone.py]
 #
@@ -7,18 +7,21 @@
 #
 #     recipes/nano_backbones.sh out 8.4
 #     recipes/nano_backbones.sh out 7.5 --reading-share 0 --seed 1
+#
+# FAMILIES says which, separated by blanks: FAMILIES=gemma recipes/nano_backbones.sh out 9
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-out}
 minutes=${2:-9}
 shift $(($# < 2 ? $# : 2))
-workers=$((($(nproc) - 2) / 2))
+read -r -a families <<<"${FAMILIES:-qwen3 qwen2}"
+workers=$((($(nproc) - 2) / ${#families[@]}))
 pids=()
-for family in qwen3 qwen2; do
+for family in "${families[@]}"; do
     mkdir -p "$out/nano-$family"
     init=()
     if [[ -e "$out/nano-$family/model.safetensors" ]]; then init=(--init "$out/nano-$family"); fi
-    PYTHONPATH=. PYTHONUNBUFFERED=1 PYTORCH_ALLOC_CONF=expandable_segments:True \
+    PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTORCH_ALLOC_CONF=expandable_segments:True \
         python3 recipes/nano_backbone.py --family "$family" --minutes "$minutes" --workers "$workers" \
         --out "$out/nano-$family" "${init[@]}" "$@" >>"$out/nano-$family/log.txt" 2>&1 &
     pids+=($!)

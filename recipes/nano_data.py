@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from nano_rows import Rows, make_rows
 from torch.utils.data import IterableDataset, get_worker_info
 
 from allocembed import world
-from allocembed.backbones.base import Backbone, Prompt, TokenRow
-from allocembed.backbones.qwen_vl.backbone import pad_rows
+from allocembed.backbones.base import Backbone, Prompt
 from allocembed.budget import grids_at, project
 from allocembed.video import candidate_indices
 from allocembed.world import vocabulary as vocab
@@ -40,23 +40,9 @@ class VideoGroup:
     fractions: np.ndarray
     """(T,), or (b, T) if every video has its own."""
     grids: np.ndarray
-    """(b, T/2, 2) token rows and cols."""
+    """(b, C, 2) token rows and cols."""
     glimpse: bool = False
     """Whether these are a few chunks of each video, described by what they show."""
-
-
-@dataclass(frozen=True, eq=False)
-class PaddedRows:
-    """Right-padded token rows: ids (N, S), positions (3, N, S), and the index of each row's last token (N,)."""
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    last: torch.Tensor
-
-    @classmethod
-    def of(cls, rows: Sequence[TokenRow]) -> PaddedRows:
-        ids, positions, _ = pad_rows(rows)
-        return cls(ids, positions, torch.tensor([len(row) - 1 for row in rows]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,21 +50,19 @@ class EmbeddingBatch:
     """One step of the second stage: videos with descriptions or, where `asks`, with a question."""
 
     groups: list[VideoGroup]
-    videos: list[PaddedRows]
+    videos: list[Rows]
     """One per group, whose rows are of similar length."""
-    chunk_ends: list[torch.Tensor]
-    """(b, T/2) per group: the index in its row of each chunk's last token."""
     asks: torch.Tensor
     """(B,) bool."""
     chunk_labels: torch.Tensor
-    """(chunks, 2 frames, 4 kinds of concept); NOTHING if no event is on screen."""
+    """(chunks, frames, 4 kinds of concept); NOTHING if no event is on screen."""
     chunk_marks: torch.Tensor
-    """(chunks, 2 frames, 6): where object and sign are."""
+    """(chunks, frames, 6): where object and sign are."""
     video_concepts: torch.Tensor
     """(B, V) bool: concepts on screen, or the answer for a video with a question."""
-    descriptions: PaddedRows
+    descriptions: Rows
     """One per video without a question."""
-    phrases: PaddedRows
+    phrases: Rows
     """Two moments per video without a question, then four options per video with one."""
     answers: torch.Tensor
     """(A,) index of the right option."""
@@ -107,10 +91,10 @@ class ReadingBatch:
 
     groups: list[VideoGroup]
     chunk_labels: torch.Tensor
-    """(chunks, 2 frames, 4 kinds of concept)."""
+    """(chunks, frames, 4 kinds of concept)."""
     chunk_marks: torch.Tensor
-    """(chunks, 2 frames, 6): where object and sign are."""
-    phrases: PaddedRows
+    """(chunks, frames, 6): where object and sign are."""
+    phrases: Rows
     phrase_concepts: torch.Tensor
     """(phrases, V) bool."""
 
@@ -122,6 +106,7 @@ def make_reading(backbone: Backbone, size: int, seed: list[int]) -> ReadingBatch
     """
     rng = np.random.default_rng(seed)
     plain = random.Random(int(rng.integers(2**62)))
+    per_chunk = backbone.geometry.frames_per_chunk
     groups, labels, marks, phrases, concepts = [], [], [], [], []
     for number, orientation in enumerate(("landscape", "portrait")):
         draws = [
@@ -129,15 +114,15 @@ def make_reading(backbone: Backbone, size: int, seed: list[int]) -> ReadingBatch
             for i, config in enumerate((LARGE, None))
         ]
         timelines = world.concat(draws)
-        fractions = event_fractions(rng, timelines, chunks=3)
+        fractions = event_fractions(rng, timelines, 3, per_chunk)
         # Few sizes per step: each one costs the trainer a dozen kernel launches.
         sizes = np.exp(rng.uniform(np.log(0.45), np.log(1.6), 4))
         scales = rng.choice(sizes, (len(timelines), 3))
         groups.append(
             VideoGroup(timelines, fractions, grids_at(scales, native_sides(backbone, orientation, len(timelines))))
         )
-        labels.append(frame_labels(world.events_at(timelines, fractions), event_facts(timelines)))
-        marks.append(frame_marks(timelines, fractions))
+        labels.append(frame_labels(world.events_at(timelines, fractions), event_facts(timelines), per_chunk))
+        marks.append(frame_marks(timelines, fractions, per_chunk))
         facts = event_facts(timelines)
         for video in range(len(timelines)):
             event = plain.randrange(int(timelines.events[video]))
@@ -162,13 +147,13 @@ def native_sides(backbone: Backbone, orientation: str, count: int) -> np.ndarray
     return np.tile([native.rows, native.cols], (count, 1))
 
 
-def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks: int) -> np.ndarray:
-    """Times (B, 2 · chunks) at which events are on screen; a pair shows one event twice, two events, or anything."""
+def event_fractions(rng: np.random.Generator, timelines: world.Timelines, chunks: int, per_chunk: int) -> np.ndarray:
+    """Times (B, chunks · frames) at which events are on screen; a pair shows one event twice, two, or anything."""
     shape = (len(timelines), chunks)
     first = (rng.random(shape) * timelines.events[:, None]).astype(int)
     other = (rng.random(shape) * timelines.events[:, None]).astype(int)
     same = rng.random(shape) < 0.5
-    events = np.stack([first, np.where(same, first, other)], -1).reshape(len(timelines), -1)
+    events = np.stack([first, np.where(same, first, other)][:per_chunk], -1).reshape(len(timelines), -1)
     slots = EVENT_SLOTS[events]
     start = np.take_along_axis(timelines.start, slots, 1)
     end = np.take_along_axis(timelines.end, slots, 1)
@@ -186,20 +171,20 @@ def make_batch(backbone: Backbone, size: int, ask_share: float, done: int, seed:
     glimpses = max(0.25, 0.8 - 0.55 * (done + seed[-1]) / GLIMPSE_STEPS)
     rng = np.random.default_rng(seed)
     plain = random.Random(int(rng.integers(2**62)))
-    groups = []
+    per_chunk, groups = backbone.geometry.frames_per_chunk, []
     for number, orientation in enumerate(("landscape", "portrait")):
         kinds = ("short", "long")
         draws = [world.draw(size // 4, [*seed, number], kind, "train", orientation=orientation) for kind in kinds]
         timelines = world.concat(draws)
         sides = native_sides(backbone, orientation, len(timelines))
         if rng.random() < glimpses:
-            chunks = int(rng.integers(1, 5))
-            fractions = np.sort(event_fractions(rng, timelines, chunks), 1)
+            chunks = int(rng.integers(1, 5)) * 2 // per_chunk
+            fractions = np.sort(event_fractions(rng, timelines, chunks, per_chunk), 1)
             scales = rng.choice(np.exp(rng.uniform(np.log(0.4), np.log(1.6), 4)), (len(timelines), chunks))
             groups.append(VideoGroup(timelines, fractions, grids_at(scales, sides), glimpse=True))
             continue
         frames = int(rng.choice(list(FRAME_COUNTS), p=list(FRAME_COUNTS.values())))
-        groups.append(VideoGroup(timelines, frame_fractions(frames), draw_grids(rng, sides, frames)))
+        groups.append(VideoGroup(timelines, frame_fractions(frames), draw_grids(rng, sides, frames, per_chunk)))
     return assemble(backbone, groups, plain, ask_share)
 
 
@@ -208,38 +193,39 @@ def frame_fractions(count: int) -> np.ndarray:
     return candidate_indices(USUAL_FRAMES, count) / (USUAL_FRAMES - 1)
 
 
-def draw_grids(rng: np.random.Generator, sides: np.ndarray, frames: int) -> np.ndarray:
-    """Random grids (videos, T/2, 2), so that the model learns all resolutions: all native, or one per chunk.
+def draw_grids(rng: np.random.Generator, sides: np.ndarray, frames: int, per_chunk: int) -> np.ndarray:
+    """Random grids (videos, C, 2), so that the model learns all resolutions: all native, or one per chunk.
 
     Every video has its own budget. Mixed ones favour some chunks more or less strongly, as an allocator will.
     """
-    videos, chunks, tokens = len(sides), frames // 2, int(sides[0].prod())
+    videos, chunks, tokens = len(sides), frames // per_chunk, int(sides[0].prod())
     native = np.ones((videos, chunks))
     if (frames == 8 and rng.random() < 0.7) or (frames == 24 and rng.random() < 0.2):
         return grids_at(native, sides)
     mixed = np.exp(rng.normal(0, rng.uniform(0.2, 0.9, (videos, 1)), (videos, chunks)))
     scales = np.where(rng.random((videos, 1)) < 0.3, native, mixed)
     smallest = int(grids_at(np.array([0.2]), sides[:1]).prod()) * chunks
-    return project(scales, sides, np.maximum(tokens * rng.uniform(2.5, 5.5, videos), smallest).astype(int))[1]
+    budgets = tokens * rng.uniform(5, 11, videos) / per_chunk  # those of 5 to 11 native frames
+    return project(scales, sides, np.maximum(budgets, smallest).astype(int))[1]
 
 
 def assemble(backbone: Backbone, groups: list[VideoGroup], plain: random.Random, ask_share: float) -> EmbeddingBatch:
     """Add texts, rows and labels to groups of videos."""
     prompts, asks, labels, marks, concepts = [], [], [], [], []
     descriptions, moments, moment_concepts, options, answers = [], [], [], [], []
-    query = backbone.query_instruction
+    query, per_chunk = backbone.query_instruction, backbone.geometry.frames_per_chunk
     for group in groups:
         timelines = group.timelines
         seen = world.events_at(timelines, group.fractions)
         facts = event_facts(timelines)
-        labels.append(frame_labels(seen, facts))
-        marks.append(frame_marks(timelines, group.fractions))
+        labels.append(frame_labels(seen, facts, per_chunk))
+        marks.append(frame_marks(timelines, group.fractions, per_chunk))
         prompts.append([])
         for video in range(len(timelines)):
             visible = sorted(set(seen[video].tolist()) - {NOTHING})
             asked = bool(visible) and plain.random() < ask_share
             asks.append(asked)
-            seconds = chunk_times(group, video)
+            seconds = chunk_times(group, video, per_chunk)
             if asked:
                 question = world.question(timelines, video, plain, event=plain.choice(visible))
                 prompts[-1].append(Prompt(question.text, seconds=seconds))
@@ -266,8 +252,7 @@ def assemble(backbone: Backbone, groups: list[VideoGroup], plain: random.Random,
     ]
     return EmbeddingBatch(
         groups=groups,
-        videos=[PaddedRows.of(group_rows) for group_rows in rows],
-        chunk_ends=[chunk_ends(group, group_rows) for group, group_rows in zip(groups, rows, strict=True)],
+        videos=[make_rows(backbone, own, group.grids) for group, own in zip(groups, rows, strict=True)],
         asks=torch.tensor(asks),
         chunk_labels=torch.from_numpy(np.concatenate(labels)),
         chunk_marks=torch.from_numpy(np.concatenate(marks)),
@@ -279,28 +264,21 @@ def assemble(backbone: Backbone, groups: list[VideoGroup], plain: random.Random,
     )
 
 
-def chunk_ends(group: VideoGroup, rows: Sequence[TokenRow]) -> torch.Tensor:
-    """Index (b, T/2) in each row of the last visual token of each chunk."""
-    ends = group.grids.prod(-1).cumsum(1) - 1
-    where = [np.flatnonzero(row.visual)[last] for row, last in zip(rows, ends, strict=True)]
-    return torch.from_numpy(np.stack(where))
-
-
 def event_facts(timelines: world.Timelines) -> np.ndarray:
     """Concept numbers (B, MAX_EVENTS, 4) of every event: object, colour, word, place."""
     columns = (timelines.object, timelines.colour, timelines.word, timelines.place)
     return np.stack([c[:, EVENT_SLOTS] + start for c, start in zip(columns, CONCEPT_STARTS, strict=True)], -1)
 
 
-def frame_labels(seen: np.ndarray, facts: np.ndarray) -> np.ndarray:
-    """Concept numbers (B · T/2, 2, 4) on each frame of each chunk."""
+def frame_labels(seen: np.ndarray, facts: np.ndarray, per_chunk: int) -> np.ndarray:
+    """Concept numbers (B · C, frames, 4) on each frame of each chunk."""
     shown = np.take_along_axis(facts, np.clip(seen, 0, MAX_EVENTS - 1)[..., None], axis=1)
     shown = np.where((seen >= 0)[..., None], shown - np.array(CONCEPT_STARTS), NOTHING)
-    return shown.reshape(-1, 2, len(CONCEPTS)).astype(np.int64)
+    return shown.reshape(-1, per_chunk, len(CONCEPTS)).astype(np.int64)
 
 
-def frame_marks(timelines: world.Timelines, fractions: np.ndarray) -> np.ndarray:
-    """Positions (B · T/2, 2, 6) on each frame: object x, y, half size; word x, y, height, in short sides."""
+def frame_marks(timelines: world.Timelines, fractions: np.ndarray, per_chunk: int) -> np.ndarray:
+    """Positions (B · C, frames, 6) on each frame: object x, y, half size; word x, y, height, in short sides."""
     slots = slots_at(timelines, fractions)
 
     def at(values: np.ndarray) -> np.ndarray:
@@ -316,7 +294,7 @@ def frame_marks(timelines: world.Timelines, fractions: np.ndarray) -> np.ndarray
         at(timelines.word_y),
         at(timelines.word_size),
     )
-    return np.stack(columns, -1).reshape(-1, 2, len(columns)).astype(np.float32)
+    return np.stack(columns, -1).reshape(-1, per_chunk, len(columns)).astype(np.float32)
 
 
 def multi_hot(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -337,12 +315,12 @@ _ANSWERS = {
 _ANSWERS |= {phrases[0]: CONCEPT_STARTS[3] + i for i, phrases in enumerate(vocab.PLACE_PHRASES.values())}
 
 
-def chunk_times(group: VideoGroup, video: int) -> np.ndarray:
-    """Mean second (T/2,) of each chunk of a video."""
+def chunk_times(group: VideoGroup, video: int, per_chunk: int) -> np.ndarray:
+    """Mean second (C,) of each chunk of a video."""
     fractions = group.fractions if group.fractions.ndim == 1 else group.fractions[video]
-    return (fractions * group.timelines.duration[video]).reshape(-1, 2).mean(1)
+    return (fractions * group.timelines.duration[video]).reshape(-1, per_chunk).mean(1)
 
 
-def text_rows(backbone: Backbone, prompts: Sequence[Prompt]) -> PaddedRows:
+def text_rows(backbone: Backbone, prompts: Sequence[Prompt]) -> Rows:
     """Rows of prompts without a video."""
-    return PaddedRows.of(backbone.rows(backbone.tokenise(prompts), [np.empty((0, 2), np.int64)] * len(prompts)))
+    return make_rows(backbone, backbone.rows(backbone.tokenise(prompts), [np.empty((0, 2), np.int64)] * len(prompts)))

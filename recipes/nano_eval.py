@@ -2,6 +2,7 @@
 
     python recipes/nano_eval.py --allocators uniform sensitivity learned full --seeds 61 62 63
     python recipes/nano_eval.py --backbone nano-qwen2 --allocators uniform MINE full --budget 16f --candidates 48
+    python recipes/nano_eval.py --backbone nano-gemma --inputs frame-mean --allocators base uniform sensitivity full
 
 "way" is the share of the distance from `uniform` to `full`, on the average of the four retrieval subsets, if both are
 among the allocators. `sensitivity:6-12+12-24@1.5` is sensitivity with two looks and the exponent 1.5. Standard errors
@@ -90,11 +91,12 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=24)
     parser.add_argument("--questions", action="store_true")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--inputs", help="another of the backbone's input pipelines than its first")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no new seed after this time")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.backends.cuda.enable_cudnn_sdp(False)
-    backbone = load_backbone(options.backbone, dtype=options.dtype)
+    backbone = load_backbone(options.backbone, dtype=options.dtype, inputs=options.inputs)
     embedders = make_embedders(options, backbone)
     subsets, scores, started, used = ("qa",) if options.questions else RETRIEVAL, [], time.monotonic(), []
     by_seed = {}

@@ -46,11 +46,12 @@ class TokenPositions:
 class Heads(nn.Module):
     """Names of tokens, concepts of vectors, and the logit scale."""
 
-    def __init__(self, width: int, word_aspects: torch.Tensor) -> None:
+    def __init__(self, width: int, word_aspects: torch.Tensor, frames: int = 2) -> None:
         super().__init__()
-        # Two slots, one per frame of a chunk; one additional class for nothing.
-        self.names = nn.ModuleList(nn.Linear(width, 2 * (count + 1)) for count in CONCEPT_COUNTS)
-        self.letters = nn.Linear(width, 2 * LETTERS)
+        self.frames = frames
+        # One slot per frame of a chunk; one additional class for nothing.
+        self.names = nn.ModuleList(nn.Linear(width, frames * (count + 1)) for count in CONCEPT_COUNTS)
+        self.letters = nn.Linear(width, frames * LETTERS)
         self.concept = nn.Linear(width, sum(CONCEPT_COUNTS))
         self.concept_scale = nn.Parameter(torch.tensor(2.5))
         self.logit_scale = nn.Parameter(torch.tensor(math.log(14.0)))
@@ -62,12 +63,12 @@ class Heads(nn.Module):
     def dense_losses(
         self, tokens: torch.Tensor, places: TokenPositions, labels: torch.Tensor, marks: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Losses and accuracies of tokens (N, width) with labels (C, 2, 4) and marks (C, 2, 6).
+        """Losses and accuracies of tokens (N, width) with labels (C, frames, 4) and marks (C, frames, 6).
 
         Marks are x, y and half the size of the object, then x, y and height of the word, in short sides. The number of
         labelled tokens is fixed, those on things first, so that the host need not wait for a count.
         """
-        label, mark = labels[places.chunk], marks[places.chunk]  # (N, 2, …)
+        label, mark = labels[places.chunk], marks[places.chunk]  # (N, frames, …)
         centre, half = places.centre.flip(-1)[:, None], places.half.flip(-1)[:, None]
         word = label[..., WORD].clamp(min=0)
         sign = torch.stack([self.aspects[word] * mark[..., 5], PLATE_HEIGHT * mark[..., 5]], -1) / 2
@@ -87,12 +88,12 @@ class Heads(nn.Module):
             ("word", WORD, on_sign),
         ):
             count = CONCEPT_COUNTS[kind]
-            logits = self.names[kind](seen).view(-1, 2, count + 1)
+            logits = self.names[kind](seen).view(-1, self.frames, count + 1)
             target = torch.where(where, label[..., kind], count)
             loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(where.shape)
             results[name] = _mean(loss, where) + 0.2 * _mean(loss, ~where)
             results[f"{name}@1"] = _mean((logits.argmax(-1) == target).float(), where)
-        place = self.names[PLACE](seen).view(-1, 2, CONCEPT_COUNTS[PLACE] + 1)
+        place = self.names[PLACE](seen).view(-1, self.frames, CONCEPT_COUNTS[PLACE] + 1)
         loss = F.cross_entropy(place.flatten(0, 1), label[..., PLACE].clamp(min=0).flatten(), reduction="none")
         results["place"] = _mean(loss.view(shown.shape), shown)
         results["letter"] = self._letter_loss(
@@ -110,7 +111,7 @@ class Heads(nn.Module):
         on_sign: torch.Tensor,
     ) -> torch.Tensor:
         """Each token on a sign must name the letters it overlaps; all letters of a word count as equally wide."""
-        spelled = self.spelled[word]  # (K, 2, LONGEST)
+        spelled = self.spelled[word]  # (K, frames, LONGEST)
         wide = self.aspects[word] * mark[..., 5]
         letter = wide / (spelled >= 0).sum(-1)
         order = torch.arange(LONGEST, device=seen.device) + 0.5
@@ -118,7 +119,7 @@ class Heads(nn.Module):
         near = (centre - x[:, None, None]).abs() < half[:, None, None] + 0.2 * letter[..., None]
         target = torch.zeros(*word.shape, LETTERS + 1, device=seen.device)
         target.scatter_(-1, torch.where(near & (spelled >= 0), spelled, LETTERS), 1.0)
-        logits = self.letters(seen).view(-1, 2, LETTERS)
+        logits = self.letters(seen).view(-1, self.frames, LETTERS)
         loss = F.binary_cross_entropy_with_logits(logits, target[..., :LETTERS], reduction="none").mean(-1)
         return 10 * _mean(loss, on_sign)
 
@@ -128,7 +129,7 @@ class Heads(nn.Module):
         return -((scores * present).sum(-1) / present.sum(-1).clamp(min=1)).mean()
 
     def chunk_losses(self, vectors: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The state (C, width) after each chunk must name what the chunk shows, labels (C, 2, 4)."""
+        """The vector (C, width) of each chunk must name what the chunk shows, labels (C, frames, 4)."""
         width = sum(CONCEPT_COUNTS)
         numbers = torch.where(labels >= 0, labels + self.starts, width).flatten(1)
         present = torch.zeros(len(labels), width + 1, device=labels.device).scatter_(1, numbers, 1.0)[:, :width]

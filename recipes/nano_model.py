@@ -1,4 +1,4 @@
-"""The two nano architectures, their tokenizers, and the folders they are saved in."""
+"""The nano architectures, their tokenizers, and the folders they are saved in."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import nn
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -21,9 +22,8 @@ from transformers import (
 
 from allocembed import world
 from allocembed.backbones.base import Backbone
-from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
-from allocembed.backbones.qwen_vl.layouts import INSTRUCTION
-from allocembed.backbones.qwen_vl.qwen2 import VIDEO_TEXT
+from allocembed.backbones.gemma.inputs import DOCUMENT, QUERY
+from allocembed.backbones.qwen_vl.layouts import INSTRUCTION, VIDEO_TEXT
 from allocembed.backbones.registry import FAMILIES
 
 PATCH, MERGE = 8, 2
@@ -33,19 +33,36 @@ SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
     *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
 )
-VOCABULARY = {"qwen3": 2048, "qwen2": 1792}  # enough for most names and signs to be one token
+GEMMA_SPECIAL = {
+    "image_token": "<|image|>",
+    "video_token": "<|video|>",
+    "audio_token": "<|audio|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+}
+VOCABULARY = {"qwen3": 2048, "qwen2": 1792, "gemma": 2048}  # enough for most names and signs to be one token
+FAMILY_NAMES = tuple(VOCABULARY)
 
 
-def build_backbone(family: str, *, tiny: bool = False) -> QwenVLBackbone:
+def build_backbone(family: str, *, tiny: bool = False) -> Backbone:
     """An untrained nano backbone, of the class that will load it later."""
     tokenizer = train_tokenizer(family)
-    model = (_qwen3 if family == "qwen3" else _qwen2)(tokenizer, tiny)
+    model = {"qwen3": _qwen3, "qwen2": _qwen2, "gemma": _gemma}[family](tokenizer, tiny)
     kind = FAMILIES[model.config.model_type]
     inputs = next(iter(kind.inputs.values()))
     sizes = replace(inputs.geometry, patch=PATCH, merge=MERGE, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
     if sizes.list_multiple:
         sizes = replace(sizes, list_multiple=2 * sizes.factor)
-    return cast(QwenVLBackbone, kind.load()(model, tokenizer, replace(inputs, geometry=sizes), name=f"nano-{family}"))
+    return kind.load()(model, tokenizer, replace(inputs, geometry=sizes), name=f"nano-{family}")
+
+
+def layers_of(backbone: Backbone) -> list[nn.Module]:
+    """The blocks of the tower and the layers of the language model."""
+    model: Any = backbone.model
+    tower = model.vision_tower.encoder.layers if hasattr(model, "vision_tower") else model.visual.blocks
+    return [*tower, *model.language_model.layers]
 
 
 def train_tokenizer(family: str) -> PreTrainedTokenizerFast:
@@ -54,14 +71,29 @@ def train_tokenizer(family: str) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     frame = [INSTRUCTION, VIDEO_TEXT, "system\n", "user\n", "assistant\n"]
-    frame += [FAMILIES[name].load().query_instruction for name in ("qwen2_vl", "qwen3_vl")]
+    frame += [FAMILIES[name].load().query_instruction or "" for name in ("qwen2_vl", "qwen3_vl")]
+    special = list(SPECIAL)
+    if family == "gemma":
+        frame, special = [DOCUMENT, QUERY], ["<pad>", "<eos>", "<bos>", *GEMMA_SPECIAL.values()]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY[family],
-        special_tokens=list(SPECIAL),
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([*world.corpus(20_000, seed=0), *frame * 200], trainer)
+    if family == "gemma":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<bos> $A <eos>", special_tokens=[("<bos>", 2), ("<eos>", 1)]
+        )
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            bos_token="<bos>",
+            eos_token="<eos>",
+            pad_token="<pad>",
+            extra_special_tokens=GEMMA_SPECIAL,
+            padding_side="right",
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -143,6 +175,58 @@ def _qwen2(tokenizer: PreTrainedTokenizerFast, tiny: bool) -> PreTrainedModel:
     return Qwen2VLModel(config)
 
 
+def _gemma(tokenizer: PreTrainedTokenizerFast, tiny: bool) -> PreTrainedModel:
+    """EmbeddingGemma 2 in small: every third layer sees the whole video, the others about five native frames."""
+    from transformers import EmbeddingGemma2Config, EmbeddingGemma2Model
+
+    width, depth, layers = (64, 2, 2) if tiny else (256, 6, 6)
+    ids = tokenizer.convert_tokens_to_ids
+    config = EmbeddingGemma2Config(
+        text_config={
+            "hidden_size": width,
+            "intermediate_size": 128 if tiny else 640,
+            "num_hidden_layers": layers,
+            "num_attention_heads": width // 64,
+            "num_key_value_heads": max(1, width // 128),
+            "head_dim": 64,
+            "num_global_key_value_heads": max(1, width // 128),
+            "global_head_dim": 64,
+            "sliding_window": 128,
+            "sliding_window_pattern": 3 if not tiny else 2,
+            "hidden_size_per_layer_input": width // 4,
+            "embedding_dim": width,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": 32768,
+        },
+        vision_config={
+            "model_type": "gemma4_vision",
+            "hidden_size": 192 if not tiny else 64,
+            "intermediate_size": 512 if not tiny else 128,
+            "num_hidden_layers": depth,
+            "num_attention_heads": 3 if not tiny else 1,
+            "num_key_value_heads": 3 if not tiny else 1,
+            "head_dim": 64,
+            "patch_size": PATCH,
+            "pooling_kernel_size": MERGE,
+            "position_embedding_size": 256,
+        },
+        **{f"{name}_token_id": ids(GEMMA_SPECIAL[f"{name}_token"]) for name in ("image", "video", "audio")},
+        **{f"{name}_token_id": ids(GEMMA_SPECIAL[f"{name}_token"]) for name in ("boi", "eoi", "boa")},
+        eoa_token_index=ids("<audio|>"),
+    )
+    model = EmbeddingGemma2Model(config)
+    with torch.no_grad():
+        # The library's values are for weights that will be loaded. Attention has no factor of its own, so the norms of
+        # queries and keys have to begin with it; and each of many normalised branches begins as a small part of a sum.
+        for name, weight in model.named_parameters():
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                weight.fill_(len(weight) ** -0.25)
+            elif "layers." in name and ".post_" in name:
+                weight.fill_((2 * layers) ** -0.5)
+        model.vision_tower.patch_embedder.position_embedding_table.normal_(std=0.1)
+    return model
+
+
 def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     names = {"vision_start": "vision_start", "vision_end": "vision_end", "image": "image_pad", "video": "video_pad"}
     return {f"{key}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
@@ -156,6 +240,15 @@ def save_backbone(backbone: Backbone, folder: Path, facts: dict[str, Any]) -> No
         backbone.tokenizer.save_pretrained(scratch)
         for file in Path(scratch).iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
+    if backbone.family == "embedding_gemma2":
+        sizes = {"patch_size": PATCH, "pooling_kernel_size": MERGE, "max_soft_tokens": MAX_PIXELS // 16**2}
+        plain = {**sizes, "do_normalize": False, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+        kinds = {"image": "Gemma4ImageProcessor", "video": "EmbeddingGemma2VideoProcessor"}
+        settings = {f"{kind}_processor": {f"{kind}_processor_type": name, **plain} for kind, name in kinds.items()}
+        settings = {"processor_class": "EmbeddingGemma2Processor", **settings}
+        (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (folder / "README.md").write_text(_card(backbone.name, facts))
+        return
     preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "image_mean": list(backbone.geometry.mean),
