@@ -16,9 +16,10 @@ from allocembed.allocators.registry import check_allocator, is_method, split_loo
 from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY, check_backbone
 from allocembed.budget import CANDIDATES, Budget, check_range
 from allocembed.errors import ConfigError, did_you_mean
-from allocembed.video import DecodeLimits, Seek, Source, VideoSource, open_video
+from allocembed.video import DecodeLimits, Hardware, Seek, Source, VideoSource, open_video
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
+DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+DecoderName = Literal["auto", "pyav", "nvdec"]
 RUN_ONLY = {"run_only": True}
 """Metadata of fields that say where and how to compute. They change a vector by rounding only."""
 
@@ -33,7 +34,8 @@ class EmbedConfig:
     """Embedding model: short name, hub id or local folder."""
     inputs: str | None = None
     """Which of the model's own input pipelines to follow: transformers-4.57 or transformers-5.10 for
-    Qwen3-VL-Embedding; vlm2vec-v2, vlm2vec-v1 or vlm2vec-demo for VLM2Vec. Default: the one of its published scores."""
+    Qwen3-VL-Embedding; vlm2vec-v2, vlm2vec-v1 or vlm2vec-demo for VLM2Vec; token-mean, frame-mean, timestamps, or
+    70-tokens to 1120-tokens for EmbeddingGemma 2. Default: the one of its published scores."""
     allocator: str = "auto"
     """How the budget is spent: base, full, uniform, content, select, sensitivity, learned, the folder or hub id of a
     learned allocator, or auto (learned if one is bundled for the backbone, else uniform). learned+sensitivity and
@@ -58,9 +60,13 @@ class EmbedConfig:
     device: str = field(default="auto", metadata=RUN_ONLY)
     """auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
     dtype: DType = field(default="auto", metadata=RUN_ONLY)
-    """auto is bfloat16 on CUDA and float32 on a CPU."""
+    """auto is bfloat16 on CUDA, and for large models on CPUs that compute in it, else float32. int8 is for CPUs: the
+    weights of linear layers are rounded, which is fastest there."""
     compile: bool = field(default=False, metadata=RUN_ONLY)
     """Compile the model's layers first: takes half a minute, saves about a quarter of the time per video on a GPU."""
+    decoder: DecoderName = field(default="auto", metadata=RUN_ONLY)
+    """Who decodes video files: pyav the CPU, nvdec the decoders of the GPU on which the model is, auto both at once if
+    the extra [gpu] is installed. Frames of 8 bits are the same."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -71,9 +77,9 @@ class EmbedConfig:
         set_field(self, "budget", str(Budget.parse(self.budget)))
         if self.scale_range is not None:
             set_field(self, "scale_range", check_range(self.scale_range))
-        for name, known in (("seek", get_args(Seek)), ("dtype", get_args(DType))):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}")
+        for name, known in (("seek", Seek), ("dtype", DType), ("decoder", DecoderName)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(f"{name} must be {' or '.join(get_args(known))}, not {getattr(self, name)!r}")
         for name in ("candidates", "dim"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -91,9 +97,11 @@ class EmbedConfig:
         limits: DecodeLimits = DecodeLimits(),  # noqa: B008 (frozen)
         *,
         rounds: bool = False,
+        hardware: Hardware | None = None,
     ) -> VideoSource:
         """Open a source as the settings say. Close it, or use it in a `with` block. `rounds` is the model's."""
-        return open_video(source, limits=limits, rate=self.rate, start=self.start, end=self.end, rounds=rounds)
+        part = {"rate": self.rate, "start": self.start, "end": self.end}
+        return open_video(source, limits=limits, rounds=rounds, hardware=hardware, **part)
 
     def check(self) -> None:
         """Raise if the backbone or the allocator cannot exist, before anything is loaded."""

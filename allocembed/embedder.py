@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -22,13 +22,16 @@ from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
-from allocembed.config import DType, EmbedConfig
+from allocembed.config import DecoderName, DType, EmbedConfig
 from allocembed.errors import VideoError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
 from allocembed.geometry import Geometry
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
 from allocembed.video import Clip, DecodeLimits, PictureSource, Seek, VideoSource, read_picture
 from allocembed.video import Source as FileSource
+
+if TYPE_CHECKING:
+    from allocembed.video.decoders.nvdec import Nvdec
 
 Source: TypeAlias = FileSource | Clip
 SMALLEST = 1e-3  # scale of a picture under a small budget; it has one token at least
@@ -117,6 +120,7 @@ class AllocEmbed:
         device: str = "auto",
         dtype: DType = "auto",
         compile: bool = False,
+        decoder: DecoderName = "auto",
         limits: DecodeLimits | None = None,
     ) -> Self:
         """Load a backbone and an allocator by name, hub id or folder. The options are the fields of `EmbedConfig`."""
@@ -135,6 +139,7 @@ class AllocEmbed:
             device=device,
             dtype=dtype,
             compile=compile,
+            decoder=decoder,
         )
         return cls.from_config(config, limits=limits)
 
@@ -180,16 +185,29 @@ class AllocEmbed:
         """How many frames the allocator wants to see of each video."""
         return self.allocator.frames_wanted(self.budget, self.config.candidates)
 
-    def open(self, source: FileSource, *, decoder_threads: int = 0) -> VideoSource:
-        """Open a source. Close it, or use it in a `with` block."""
-        limits = replace(self.limits, threads=self.limits.threads or decoder_threads)
-        return self.config.open_video(source, limits, rounds=self.backbone.inputs.rounds)
+    def open(self, source: FileSource, *, decoder_threads: int = 0, on_device: bool = False) -> VideoSource:
+        """Open a source. Close it, or use it in a `with` block.
 
-    def read(self, source: Source, *, decoder_threads: int = 0) -> Clip:
-        """Sample the frames that the allocator wants to see."""
+        With `on_device`, frames may be decoded on the GPU of the backbone, and are tensors there then.
+        """
+        limits = replace(self.limits, threads=self.limits.threads or decoder_threads)
+        hardware = self.card if on_device else None
+        return self.config.open_video(source, limits, rounds=self.backbone.inputs.rounds, hardware=hardware)
+
+    @property
+    def card(self) -> "Nvdec | None":
+        """The decoders of the backbone's GPU, if the settings allow them and they can be used."""
+        if self.config.decoder == "pyav" or (self.config.decoder == "auto" and self.backbone.device.type != "cuda"):
+            return None
+        from allocembed.video.decoders.nvdec import find_card
+
+        return find_card(self.config.decoder, self.backbone.device)
+
+    def read(self, source: Source, *, decoder_threads: int = 0, on_device: bool = False) -> Clip:
+        """Sample the frames that the allocator wants to see; see `open`."""
         if isinstance(source, Clip):
             return source
-        with self.open(source, decoder_threads=decoder_threads) as video:
+        with self.open(source, decoder_threads=decoder_threads, on_device=on_device) as video:
             return video.sample(self.frames_wanted, self.config.seek)
 
     def request(self, question: str | None = None) -> AllocationRequest:
@@ -214,7 +232,7 @@ class AllocEmbed:
     ) -> tuple[Allocation, Item]:
         """Plan, allocate and patch. If the backbone is on a GPU, the frames are sent there once, as they are."""
         sent = self._send(clip)
-        allocation = self.allocate(sent if self.allocator.takes_tensors else clip, question)
+        allocation = self.allocate(sent if self.allocator.takes_tensors else clip.on_host(), question)
         seconds = prompt_seconds(clip, allocation.frames, self.backbone.inputs.list_rate)
         return allocation, Item(Prompt(question, instruction, seconds), self.patch(sent, allocation))
 
@@ -230,7 +248,7 @@ class AllocEmbed:
 
     def _send(self, clip: Clip) -> Clip:
         """The clip with its frames on the device, if items are prepared there."""
-        if not self.backbone.packs:
+        if not self.backbone.packs or not isinstance(clip.frames, np.ndarray):
             return clip
         frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
         return replace(clip, frames=cast(np.ndarray, frames))
@@ -287,7 +305,7 @@ class AllocEmbed:
             self.backbone.check_text(text)  # before any video is decoded for it
 
         def prepare(job: tuple[Source, str | None], worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
-            clip = self.read(job[0], decoder_threads=worker.decoder_threads)
+            clip = self.read(job[0], decoder_threads=worker.decoder_threads, on_device=True)
             try:
                 with worker.lane():
                     allocation, item = self.prepare(clip, job[1], instruction)

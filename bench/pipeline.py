@@ -2,6 +2,7 @@
 
     python bench/pipeline.py                                             nano on this machine, videos of its own world
     python bench/pipeline.py --shape qwen2-vl-2b --videos 64 --minutes 6     exact shape, random weights, 720p, a GPU
+    python bench/pipeline.py --shape qwen2-vl-2b --decoder auto nvdec pyav --stream-only   who decodes, without the loop
     python bench/pipeline.py --shape qwen2-vl-2b --tiny                      in miniature on a CPU, to test the script
 
 The loop is what a user would write with the stages of AllocEmbed: decode a video, allocate, resize, embed, then the
@@ -39,7 +40,7 @@ from allocembed import world
 from allocembed.allocators.base import Allocator
 from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.budget import Allocation
-from allocembed.config import Seek
+from allocembed.config import DecoderName, Seek
 from allocembed.embedder import AllocEmbed, Failure, Source
 from allocembed.execution.device import DeviceLane
 from allocembed.execution.threads import core_count
@@ -73,11 +74,11 @@ class TimedEmbedder(AllocEmbed):
 
     parts = Parts()
 
-    def read(self, source: Source, *, decoder_threads: int = 0) -> Clip:
+    def read(self, source: Source, *, decoder_threads: int = 0, on_device: bool = False) -> Clip:
         if isinstance(source, Clip):
             return source
         with self.parts("decode"):
-            return super().read(source, decoder_threads=decoder_threads)
+            return super().read(source, decoder_threads=decoder_threads, on_device=on_device)
 
     def allocate(self, source: Source, question: str | None = None) -> Allocation:
         with self.parts("allocate"):
@@ -221,9 +222,14 @@ def gpu_busy(run: Callable[[], object]) -> float | None:
         return None
 
 
-def compare(embedder: TimedEmbedder, files: list[Path], seek: Seek, options: argparse.Namespace) -> dict[str, Any]:
+def compare(
+    embedder: TimedEmbedder, files: list[Path], seek: Seek, decoder: DecoderName, options: argparse.Namespace
+) -> dict[str, Any]:
     """Run both in turns, until the rounds or the minutes are over."""
-    embedder = TimedEmbedder(embedder.backbone, embedder.allocator, replace(embedder.config, seek=seek))
+    config = replace(embedder.config, seek=seek, decoder=decoder)
+    embedder = TimedEmbedder(embedder.backbone, embedder.allocator, config)
+    if options.stream_only:
+        return stream_alone(embedder, files, options)
 
     def loop(some: list[Path]) -> np.ndarray:
         return plain_loop(embedder, some)
@@ -261,9 +267,33 @@ def compare(embedder: TimedEmbedder, files: list[Path], seek: Seek, options: arg
     }
 
 
+def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.Namespace) -> dict[str, Any]:
+    """The best of the rounds of `stream`, and how busy the GPU is in one more."""
+    streamed(embedder, files[: 2 * options.batch], options)
+    before = (embedder.card.files, sum(embedder.card.declined.values())) if embedder.card else (0, 0)
+    rounds = [timed_run(embedder, lambda: streamed(embedder, files, options))[1] for _ in range(options.rounds)]
+    found = {
+        "seek": embedder.config.seek,
+        "decoder": embedder.config.decoder,
+        "allocator": embedder.allocator.name,
+        "rounds": rounds,
+        "videos_per_second": max(times["videos_per_second"] for times in rounds),
+        "files_by_the_card": (embedder.card.files - before[0]) / options.rounds if embedder.card else 0,
+        "gpu_busy": gpu_busy(lambda: streamed(embedder, files, options)),
+        "gpu_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
+    }
+    print({name: value for name, value in found.items() if name != "rounds"}, rounds[-1], flush=True)
+    return found
+
+
 def print_tables(results: dict[str, Any]) -> None:
     console = Console(width=120)
     for one in results["runs"]:
+        if "ratio" not in one:
+            busy = "–" if one["gpu_busy"] is None else f"{one['gpu_busy']:.0%}"
+            rate, cores = one["videos_per_second"], one["rounds"][-1]["cores_busy"]
+            console.print(f"{one['seek']}, {one['decoder']}: {rate:.2f} videos/s, {cores:.1f} cores, GPU busy {busy}")
+            continue
         table = Table(title=f"{results['videos']} videos, {results['model']}, seek {one['seek']}, {one['allocator']}")
         for heading in ("method", "videos/s", "cores busy", "GPU busy", "milliseconds per video"):
             table.add_column(heading, justify="left" if heading in ("method", "milliseconds per video") else "right")
@@ -288,6 +318,8 @@ def main() -> None:
     parser.add_argument("--size", default="1280x720", help="size of each video, with --shape")
     parser.add_argument("--gop", type=int, default=250, help="frames between keyframes, with --shape")
     parser.add_argument("--seek", nargs="+", default=["exact"], choices=["exact", "keyframe"])
+    parser.add_argument("--decoder", nargs="+", default=["auto"], choices=["auto", "pyav", "nvdec"])
+    parser.add_argument("--stream-only", action="store_true", help="do not run the loop")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--workers", type=int, help="threads of stream (default one per core)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -311,11 +343,11 @@ def main() -> None:
         print(f"files written in {time.monotonic() - started:.0f} s", flush=True)
         embedder = make_embedder(options)
         for seek in options.seek:
-            results["runs"].append(compare(embedder, files, seek, options))
-            if options.out:
-                options.out.write_text(json.dumps(results, indent=1))
-            if time.monotonic() > options.deadline:
-                break
+            for decoder in options.decoder:
+                if time.monotonic() < options.deadline:
+                    results["runs"].append(compare(embedder, files, seek, decoder, options))
+                    if options.out:
+                        options.out.write_text(json.dumps(results, indent=1))
     print_tables(results)
 
 

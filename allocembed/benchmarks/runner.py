@@ -103,7 +103,7 @@ class VideoJob:
     def _read(self, counts: Iterable[int], worker: Worker) -> dict[int, Clip | VideoError]:
         embedder, counts = self.wanted[0].embedder, sorted(counts)
         try:
-            with embedder.open(self.video, decoder_threads=worker.decoder_threads) as video:
+            with embedder.open(self.video, decoder_threads=worker.decoder_threads, on_device=True) as video:
                 return {**video.sample_many(counts, embedder.config.seek)}
         except VideoError as error:
             if len(counts) == 1:

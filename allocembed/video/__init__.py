@@ -10,6 +10,7 @@ from allocembed.video.clip import (
     candidate_indices,
     is_video,
 )
+from allocembed.video.decoders.base import Hardware
 from allocembed.video.file import Source, VideoFile, open_video, probe, sample
 from allocembed.video.images import FrameSequence
 from allocembed.video.pictures import PictureSource, read_picture
@@ -21,6 +22,7 @@ __all__ = [
     "Clip",
     "DecodeLimits",
     "FrameSequence",
+    "Hardware",
     "PictureSource",
     "Seek",
     "Source",

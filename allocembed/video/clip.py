@@ -1,9 +1,9 @@
 """What reading a video gives, a `Clip` or a `VideoInfo`, and the limits on reading it."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Clip:
     """Sampled frames of one source, ascending in time."""
 
     frames: np.ndarray
-    """(T, H, W, 3) uint8 RGB, upright, square pixels."""
+    """(T, H, W, 3) uint8 RGB, upright, square pixels. A tensor if a GPU decoded them."""
     times: np.ndarray
     """(T,) float64 seconds after the first frame of the source: the frames' presentation timestamps."""
     indices: np.ndarray
@@ -43,6 +43,17 @@ class Clip:
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    def on_host(self) -> Self:
+        """The clip with its frames in main memory, if a GPU decoded them."""
+        if isinstance(self.frames, np.ndarray):
+            return self
+        return replace(self, frames=self.frames.cpu().numpy())
+
+    def picture(self, number: int) -> np.ndarray:
+        """One frame (H, W, 3) in main memory."""
+        frame = self.frames[number]
+        return frame if isinstance(frame, np.ndarray) else frame.cpu().numpy()
 
     @property
     def height(self) -> int:

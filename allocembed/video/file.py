@@ -1,7 +1,8 @@
 """Open a video and read frames from it: `with open_video("talk.mp4") as video: video.sample(24)`.
 
 Frames come out upright, as 8-bit RGB with square pixels, with their true presentation times. Memory is bounded by the
-number of frames requested, however long the video is. Network addresses are not supported.
+number of frames requested, however long the video is. Files in object storage (s3://, gs://) are read by ranges: of an
+MP4, only the header and what the frames need.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,13 @@ import numpy as np
 from PIL import Image
 
 from allocembed.errors import ConfigError, VideoError
+from allocembed.remote.objects import is_remote
+from allocembed.remote.ranged import RangedFile
 from allocembed.video.clip import IMAGE_SUFFIXES, IN_MEMORY, Clip, DecodeLimits, Seek, VideoInfo, candidate_indices
-from allocembed.video.decoders.base import FrameTable, TableMismatch
+from allocembed.video.decoders.base import FrameTable, Hardware, TableMismatch
 from allocembed.video.decoders.pyav import PyAVDecoder
 from allocembed.video.images import FrameSequence, check_frames, check_regular, list_images, read_image, to_rgb
-from allocembed.video.packets import FETCH_AGAIN, Demuxer, table_from_index, table_from_packets
+from allocembed.video.packets import FETCH_AGAIN, Demuxer, table_from_header, table_from_index, table_from_packets
 from allocembed.video.source import Canvas, Part, VideoSource, choose_frames
 
 Source = str | Path | np.ndarray | Sequence[np.ndarray | Image.Image]
@@ -32,19 +35,23 @@ def open_video(
     start: float | None = None,
     end: float | None = None,
     rounds: bool = False,
+    hardware: Hardware | None = None,
 ) -> VideoSource:
-    """Open a video file, a folder of images, one image, or frames in memory.
+    """Open a video file, also one in object storage (s3://bucket/a.mp4), a folder of images, one image, or frames.
 
     `rate` is the frames per second of images and frames in memory; without it they are numbered, one a second, and the
     clip is not `timed`. Video files have their own clock. With `start` and `end` in seconds, only frames with
     start <= time < end exist: counts and lengths are those of that part, times and frame numbers stay those of the
-    source. `rounds` chooses frames of a file as `candidate_indices` explains.
+    source. `rounds` chooses frames of a file as `candidate_indices` explains. With `hardware`, frames of a file that it
+    decodes are tensors on its device.
     """
     if rate is not None and not rate > 0:
         raise ConfigError(f"rate must be frames per second above 0, not {rate}")
     part = Part(start, end)
+    if isinstance(source, str) and is_remote(source):
+        return VideoFile(_open_object(source), source, limits, part, rounds=rounds, hardware=hardware)
     if isinstance(source, str | Path):
-        return _open_path(Path(source), str(source), rate, limits, part, rounds)
+        return _open_path(Path(source), str(source), rate, limits, part, rounds, hardware)
     if isinstance(source, np.ndarray | Sequence):
         check_frames(source)
         frames, total = (lambda index: to_rgb(source[index], f"frame {index}")), len(source)
@@ -86,8 +93,20 @@ def probe(
         return video.probe()
 
 
+def _open_object(address: str) -> RangedFile:
+    if Path(address).suffix.lower() in IMAGE_SUFFIXES:
+        raise VideoError(address, "a picture in object storage is not read as a video; copy it to a disk")
+    try:
+        file = RangedFile(address)
+    except OSError as error:
+        raise VideoError(address, error.strerror or str(error)) from error
+    if not file.size:
+        raise VideoError(address, f"the file is empty; {FETCH_AGAIN}")
+    return file
+
+
 def _open_path(
-    path: Path, name: str, rate: float | None, limits: DecodeLimits, part: Part, rounds: bool
+    path: Path, name: str, rate: float | None, limits: DecodeLimits, part: Part, rounds: bool, hardware: Hardware | None
 ) -> VideoSource:
     if not name:
         raise VideoError("''", "the path is empty; give a file or a folder")
@@ -103,7 +122,7 @@ def _open_path(
     except (OSError, ValueError) as error:
         raise VideoError(name, f"cannot be read ({error}); check the path and its permissions") from error
     if not images and path.suffix.lower() not in IMAGE_SUFFIXES:
-        return VideoFile(path, name, limits, part, rounds=rounds)
+        return VideoFile(path, name, limits, part, rounds=rounds, hardware=hardware)
     images = images or [path]
     return FrameSequence(lambda index: read_image(images[index], limits), len(images), name, rate, limits, part)
 
@@ -114,13 +133,23 @@ class VideoFile(VideoSource):
     The file is opened again only where seeking fails or the decoder contradicts the packets' timestamps.
     """
 
-    def __init__(self, path: Path, source: str, limits: DecodeLimits, part: Part, *, rounds: bool = False) -> None:
+    def __init__(
+        self,
+        file: Path | RangedFile,
+        source: str,
+        limits: DecodeLimits,
+        part: Part,
+        *,
+        rounds: bool = False,
+        hardware: Hardware | None = None,
+    ) -> None:
         super().__init__(source, limits, part)
         self.rounds = rounds
-        self._demuxer = Demuxer(path, source, limits, self.stopwatch)
-        self.decoder = PyAVDecoder(self._demuxer)
+        self._demuxer = Demuxer(file, source, limits, self.stopwatch)
+        self.decoder = (hardware.open(self._demuxer) if hardware else None) or PyAVDecoder(self._demuxer)
 
     def close(self) -> None:
+        self.decoder.close()
         self._demuxer.close()
 
     def sample(self, count: int, seek: Seek = "exact") -> Clip:
@@ -144,6 +173,8 @@ class VideoFile(VideoSource):
 
     def _find_frames(self) -> FrameTable:
         demuxer = self._demuxer
+        if (table := table_from_header(demuxer)) is not None:
+            return table
         if not demuxer.at_start and self._index:  # sampled by the index already: go back without opening it again
             return table_from_packets(demuxer, demuxer.packets_from(self._index, int(self._index.stamps[0])))
         if not demuxer.at_start:

@@ -1,14 +1,15 @@
 """Open a video file and find its frames without decoding any: timestamps, keyframes, missing tails.
 
-There are two ways to the frame table. `table_from_packets` reads the header of every packet and is right for any
-container. `table_from_index` reads only the sample table of an MP4, where that is complete. Neither trusts the frame
-counts and lengths in file headers, which are often missing or estimated.
+There are three ways to the frame table. `table_from_packets` reads the header of every packet and is right for any
+container. `table_from_header` gives the same table of an MP4 in object storage, and fetches no packet.
+`table_from_index` reads only the sample table of an MP4, where that is complete. None trusts the frame counts and
+lengths in file headers, which are often missing or estimated.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allocembed.errors import VideoError
+from allocembed.remote.ranged import HollowFile, RangedFile
 from allocembed.video.clip import DecodeLimits, Stopwatch
 from allocembed.video.decoders.base import FrameTable
 
@@ -30,13 +32,15 @@ SEEK_BACK_SECONDS = (0, 2, 20)  # how much earlier to try when a container's see
 class Demuxer:
     """One video file and its best video stream. Every failure inside FFmpeg becomes a VideoError."""
 
-    def __init__(self, path: Path, source: str, limits: DecodeLimits, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, file: Path | RangedFile | HollowFile, source: str, limits: DecodeLimits, stopwatch: Stopwatch
+    ) -> None:
         try:
             import av
         except ImportError as error:
             raise VideoError(source, "reading video needs PyAV; install it with: pip install av") from error
         self.av: Any = av
-        self.path = path
+        self.file = file
         self.source = source
         self.limits = limits
         self.stopwatch = stopwatch
@@ -56,9 +60,12 @@ class Demuxer:
         """Open the file, or open it again to restart at its beginning."""
         self.close()
         # A playlist renamed to a video must not make FFmpeg read anything but this file.
-        options = {"protocol_whitelist": "file"}
+        options = {"protocol_whitelist": "file" if isinstance(self.file, Path) else "none"}
         with self.failures("cannot open it as a video", "check that it is one, and complete"):
-            self.container = self.av.open(str(self.path.absolute()), options=options, metadata_errors="ignore")
+            if not isinstance(self.file, Path):
+                self.file.seek(0)
+            target = str(self.file.absolute()) if isinstance(self.file, Path) else self.file
+            self.container = self.av.open(target, options=options, metadata_errors="ignore")
         self.at_start = True
         self.stream = self._best_stream()
         self.stream.thread_type = "AUTO"
@@ -72,6 +79,10 @@ class Demuxer:
             yield
         except (self.av.error.FFmpegError, OSError) as error:
             raise VideoError(self.source, f"{cause} ({error.strerror or error}); {remedy}") from error
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.file.stat().st_size if isinstance(self.file, Path) else self.file.size
 
     @property
     def packet_per_frame(self) -> bool:
@@ -164,13 +175,48 @@ def table_from_index(demuxer: Demuxer) -> FrameTable | None:
     )
 
 
-def table_from_packets(demuxer: Demuxer, packets: Iterable[Packet]) -> FrameTable:
-    """Return the table from reading all packets, by presentation time; untrusted where their stamps are unusable."""
+def table_from_header(demuxer: Demuxer) -> FrameTable | None:
+    """Return the table that `table_from_packets` would give of an MP4 in object storage, without fetching a packet.
+
+    FFmpeg knows all packets of an MP4 from its header and lists them from zeros as well. None where the header is
+    incomplete, as in fragmented files, or where what is listed is not what the index says.
+    """
+    entries = _index_entries(demuxer)
+    if not isinstance(demuxer.file, RangedFile) or not entries or len(entries) != demuxer.stream.frames:
+        return None
+    if demuxer.stream.codec_context.name == "vp8":  # whose packets must be looked into
+        return None
+    view = HollowFile(demuxer.file)
+    stamps: list[int | None] = []
+
+    def noted(packets: Iterable[Packet]) -> Iterator[Packet]:
+        for packet in packets:
+            stamps.extend([packet.dts] if packet.size else [])
+            yield packet
+
+    listing = Demuxer(view, demuxer.source, demuxer.limits, demuxer.stopwatch)
+    try:
+        view.hollow = True
+        # FFmpeg looks into a packet to tell a keyframe; the index marks them too.
+        table = table_from_packets(listing, noted(listing.packets()), [key for _, key, _, _ in entries])
+    finally:
+        listing.close()
+    return table if stamps == [stamp for stamp, _, _, _ in entries] else None
+
+
+def table_from_packets(
+    demuxer: Demuxer, packets: Iterable[Packet], keyframes: Sequence[bool] | None = None
+) -> FrameTable:
+    """Return the table from reading all packets, by presentation time; untrusted where their stamps are unusable.
+
+    `keyframes` says which packets are some, if the packets themselves do not.
+    """
     rows = []
     cut_off = False
     for packet in packets:
         if packet.size and _shows_frame(packet, demuxer.stream.codec_context.name):
-            rows.append((packet.pts, packet.is_keyframe, packet.is_discard, packet.duration or 0))
+            key = packet.is_keyframe if keyframes is None else len(rows) < len(keyframes) and keyframes[len(rows)]
+            rows.append((packet.pts, key, packet.is_discard, packet.duration or 0))
             cut_off = packet.is_corrupt
     shown = sum(not hidden for _, _, hidden, _ in rows)
     if not shown:
@@ -231,7 +277,7 @@ def _index_entries(demuxer: Demuxer) -> list[tuple[int, bool, bool, int]]:
 
 def _check_tail(demuxer: Demuxer, entries: list[tuple[int, bool, bool, int]]) -> None:
     with demuxer.failures("cannot read the file", "check the file and its disk"):
-        size = demuxer.path.stat().st_size
+        size = demuxer.size()
     there = sum(end <= size for _, _, _, end in entries)
     if there < len(entries):
         cause = f"the file is truncated: {there} of {len(entries)} frames are there"

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image
@@ -224,19 +224,26 @@ class VideoSource(ABC):
 
 
 class Canvas:
-    """Pixel buffer of a clip, filled one slot at a time; every frame takes the size of the first one put in."""
+    """Pixel buffer of a clip, filled one slot at a time; every frame takes the size of the first one put in.
+
+    Frames that are tensors stay where they are.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.frames: np.ndarray = np.empty((0, 0, 0, 3), np.uint8)
+        self.frames: Any = np.empty((0, 0, 0, 3), np.uint8)
 
-    def put(self, slot: int, image: np.ndarray) -> None:
+    def put(self, slot: int, image: Any) -> None:
         """Store `image` (H, W, 3), resized if it differs in size from the first."""
+        tensor = not isinstance(image, np.ndarray)
         if not len(self.frames):
-            self.frames = np.empty((self.count, *image.shape), np.uint8)
+            shape = (self.count, *image.shape)
+            self.frames = image.new_empty(shape) if tensor else np.empty(shape, np.uint8)
         height, width = self.frames.shape[1:3]
-        if image.shape[:2] != (height, width):
-            image = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+        if tuple(image.shape[:2]) != (height, width):
+            picture = Image.fromarray(image.cpu().numpy() if tensor else image)
+            small = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
+            image = image.new_tensor(small) if tensor else small
         self.frames[slot] = image
 
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocembed.video import candidate_indices, file, is_video, probe, sample
+from allocembed.video import Seek, candidate_indices, file, is_video, open_video, probe, sample
 from allocembed.video.decoders.base import FrameTable
 from allocembed.video.decoders.pyav import PyAVDecoder
 from allocembed.video.packets import Demuxer
 from allocembed.video.source import Part, choose_frames
 from tests.clips import HEIGHT, LONG_GROUPS, RATE, WIDTH, picture, read_all, write_video
+from tests.nvdec import Library
 
 VP9 = {"g": "60", "lag-in-frames": "16", "auto-alt-ref": "1", "cpu-used": "5"}
 X265 = "keyint=60:min-keyint=60:bframes=4:log-level=none:open-gop="
@@ -82,6 +83,21 @@ def test_keyframe_mode_reports_the_frames_it_took(encoded: tuple[Path, np.ndarra
 @pytest.fixture(scope="module")
 def long_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_video(tmp_path_factory.mktemp("long") / "a.mp4", 185, options=LONG_GROUPS)
+
+
+@pytest.mark.parametrize("seek", ["exact", "keyframe"])
+def test_a_card_gives_the_same_frames(encoded: tuple[Path, np.ndarray], seek: Seek) -> None:
+    import torch
+
+    from allocembed.video.decoders.nvdec import Nvdec
+
+    path, everything = encoded
+    with open_video(path, hardware=Nvdec(torch.device("cpu"), library=Library())) as video:
+        clip = video.sample(7, seek)
+    if seek == "exact":
+        assert clip.indices.tolist() == np.linspace(0, 184, 7, dtype=int).tolist()
+    np.testing.assert_array_equal(clip.frames, everything[clip.indices])
+    np.testing.assert_allclose(clip.times, clip.indices / RATE, atol=0.0011)
 
 
 def test_keyframe_mode_takes_the_nearest_keyframe_within_half_an_interval(long_groups: Path) -> None:

@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 Picture = tuple[int, int, np.ndarray]
-"""Frame number, presentation time in ticks, and (H, W, 3) uint8 RGB, upright, square pixels."""
+"""Frame number, presentation time in ticks, and (H, W, 3) uint8 RGB, upright, square pixels. A decoder on a GPU gives a
+tensor there."""
 
 
 class TableMismatch(Exception):  # noqa: N818 (caught inside the package)
@@ -62,6 +63,9 @@ class FrameTable:
 class Decoder(ABC):
     """Decodes the frames of one source."""
 
+    def close(self) -> None:  # noqa: B027 (most have nothing to release)
+        """Release what belongs to this source."""
+
     @abstractmethod
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
         """Yield the frames `keyframes`, which need no other frame, and then the frames `exact` in ascending order.
@@ -73,3 +77,11 @@ class Decoder(ABC):
     @abstractmethod
     def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, np.ndarray | None]]:
         """Decode all frames from the start; yield each one's stamp, if it has one, and the pixels of `wanted`."""
+
+
+class Hardware(Protocol):
+    """Decoders outside of the CPU."""
+
+    def open(self, demuxer: Any) -> Decoder | None:
+        """A decoder for what a `Demuxer` reads; None if all are busy."""
+        ...

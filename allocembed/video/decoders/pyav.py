@@ -92,16 +92,27 @@ class PyAVDecoder(Decoder):
             leading = sum(1 for _ in earlier)
         return key + leading, stamp, [packet for packet in (first, second) if packet and packet.size]
 
+    def first_keyframe(self, table: FrameTable) -> VideoFrame | None:
+        """The first keyframe as FFmpeg decodes it, which says how all frames are to be shown."""
+        return next((frame for _, frame in self._decode_keyframes(table, [int(table.keys[0])])), None)
+
+    def restart(self) -> None:
+        """Forget what was decoded before a seek. PyAV does so by itself."""
+
+    def decode_alone(self, keyframes: Sequence[Sequence[Packet]]) -> Iterator[Any]:
+        """Decode keyframes, given by their packets."""
+        for packet in (*chain.from_iterable(keyframes), None):
+            yield from self.decode(packet)
+
     def _decode_keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
         """Decode keyframes with nothing between them. They need no other frame, so threads decode in parallel."""
         if not keys:
             return
         fetched = [self._fetch_keyframe(table, key) for key in keys]
         due = {stamp: index for index, stamp, _ in fetched}
-        for packet in (*(packet for _, _, packets in fetched for packet in packets), None):
-            for frame in self.decode(packet):
-                if frame.pts is not None and frame.pts in due:
-                    yield due.pop(frame.pts), frame
+        for frame in self.decode_alone([packets for _, _, packets in fetched]):
+            if frame.pts is not None and frame.pts in due:
+                yield due.pop(frame.pts), frame
         if due:
             raise TableMismatch
 
@@ -134,6 +145,7 @@ class PyAVDecoder(Decoder):
                 raise TableMismatch
 
     def _decode_from(self, table: FrameTable, entry: int, kept: frozenset[int]) -> Iterator[VideoFrame]:
+        self.restart()
         for packet in self.demuxer.packets_from(table, entry):
             yield from self.decode(packet, wanted=packet.pts is None or packet.pts in kept)
 
@@ -142,9 +154,7 @@ class PyAVDecoder(Decoder):
         demuxer = self.demuxer
         if frame.is_corrupt:
             raise VideoError(demuxer.source, f"a frame is damaged: the file is corrupt; {FETCH_AGAIN}")
-        aspect = float(demuxer.stream.sample_aspect_ratio or 1)
-        # Beyond these bounds the header is garbage.
-        width = max(1, round(frame.width * (aspect if 1 / 16 <= aspect <= 16 else 1.0)))
+        width = shown_width(demuxer, frame)
         demuxer.limits.check_pixels(width, frame.height, demuxer.source)
         opaque = not any(component.is_alpha for component in frame.format.components)
         matrix = MATRICES.get(frame.colorspace, BT601)
@@ -168,15 +178,30 @@ class PyAVDecoder(Decoder):
         return method.BICUBIC | method.ACCURATE_RND | method.FULL_CHR_H_INT
 
 
-def _upright(image: np.ndarray, frame: VideoFrame) -> np.ndarray:
-    """Rotate and mirror as the display matrix says, to the nearest quarter turn."""
+def shown_width(demuxer: Demuxer, frame: VideoFrame) -> int:
+    """Pixels across, once they are square."""
+    aspect = float(demuxer.stream.sample_aspect_ratio or 1)
+    # Beyond these bounds the header is garbage.
+    return max(1, round(frame.width * (aspect if 1 / 16 <= aspect <= 16 else 1.0)))
+
+
+def display_turn(frame: VideoFrame) -> tuple[bool, bool, bool]:
+    """Whether rows and columns are swapped, and whether the result is then upside down, and mirrored, to stand upright
+    as the display matrix says, to the nearest quarter turn."""
     try:
         data = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:  # PyAV cannot list side data types newer than itself, but still knows the angle
-        return np.rot90(image, round(frame.rotation / 90))
+        turns = round(frame.rotation / 90) % 4
+        return turns % 2 == 1, turns in (1, 2), turns in (2, 3)
     if data is None:
-        return image
+        return False, False, False
     across, down, _, along, below = np.frombuffer(data, np.int32)[:5].tolist()
     if abs(down) > abs(across):  # x turns into y
-        image, across, below = image.swapaxes(0, 1), along, down
-    return image[:: -1 if below < 0 else 1, :: -1 if across < 0 else 1]
+        return True, down < 0, along < 0
+    return False, below < 0, across < 0
+
+
+def _upright(image: np.ndarray, frame: VideoFrame) -> np.ndarray:
+    swap, down, across = display_turn(frame)
+    image = image.swapaxes(0, 1) if swap else image
+    return image[:: -1 if down else 1, :: -1 if across else 1]

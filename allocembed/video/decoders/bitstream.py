@@ -1,0 +1,91 @@
+"""Packets as a hardware decoder takes them: NAL units behind start codes, and the headers that a seek must repeat."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+
+    from allocembed.video.packets import Demuxer
+
+CODECS = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
+START = b"\0\0\0\1"
+
+
+class Stream:
+    """How the packets of one stream are written."""
+
+    def __init__(self, name: str, extradata: bytes, convert: Callable[[Packet], Iterable[Any]] | None) -> None:
+        self.codec = CODECS[name]
+        self._convert = convert
+        self._length_bytes = 0
+        headers = b""
+        if convert is not None:
+            self._length_bytes = (extradata[4 if name == "h264" else 21] & 3) + 1
+            headers = b"".join(START + unit for unit in (_avc_units if name == "h264" else _hevc_units)(extradata))
+        self._headers = ctypes.create_string_buffer(headers, len(headers)) if headers else None
+
+    @property
+    def header(self) -> tuple[int, int] | None:
+        """Address and size of the parameter sets, which stand outside of the packets in an MP4."""
+        return None if self._headers is None else (ctypes.addressof(self._headers), len(self._headers))
+
+    def parts(self, packet: Packet) -> Iterable[Any]:
+        """The packets to decode instead of one, with `buffer_ptr` and `buffer_size`."""
+        return (packet,) if self._convert is None else self._convert(packet)
+
+    def is_disposable(self, packet: Packet) -> bool:
+        """Whether no other frame refers to this one, from the header of its first picture unit."""
+        if not self._length_bytes:
+            return False
+        data, at = memoryview(packet), 0
+        while at + self._length_bytes < len(data):
+            first = data[at + self._length_bytes]
+            if self.codec == "H264" and 1 <= first & 31 <= 5:
+                return not first >> 5 & 3
+            kind = first >> 1 & 63
+            if self.codec == "HEVC" and kind < 32:
+                return kind < 16 and not kind % 2
+            at += self._length_bytes + int.from_bytes(data[at : at + self._length_bytes])
+        return False
+
+
+def describe(demuxer: Demuxer) -> Stream | None:
+    """The stream of a file; None if hardware cannot take its packets."""
+    context = demuxer.stream.codec_context
+    extradata = bytes(context.extradata or b"")
+    name = context.codec.canonical_name  # of the codec, not of the decoder
+    if name not in CODECS:
+        return None
+    convert = None
+    if name in ("h264", "hevc") and extradata[:1] == b"\1":  # units with their length, as in MP4 and Matroska
+        filters = demuxer.av.bitstream.BitStreamFilterContext
+        convert = filters(f"{name}_mp4toannexb", demuxer.stream).filter
+    return Stream(name, extradata, convert)
+
+
+def _avc_units(record: bytes) -> list[bytes]:
+    """The parameter sets in an H.264 configuration record (ISO/IEC 14496-15, 5.3.3.1)."""
+    units, at = [], 5
+    for mask in (31, 255):
+        count, at = record[at] & mask, at + 1
+        for _ in range(count):
+            size = int.from_bytes(record[at : at + 2])
+            units.append(record[at + 2 : at + 2 + size])
+            at += 2 + size
+    return units
+
+
+def _hevc_units(record: bytes) -> list[bytes]:
+    """The parameter sets in an HEVC configuration record (ISO/IEC 14496-15, 8.3.3.1)."""
+    units, at = [], 23
+    for _ in range(record[22]):
+        count, at = int.from_bytes(record[at + 1 : at + 3]), at + 3
+        for _ in range(count):
+            size = int.from_bytes(record[at : at + 2])
+            units.append(record[at + 2 : at + 2 + size])
+            at += 2 + size
+    return units

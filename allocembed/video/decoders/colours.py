@@ -1,0 +1,108 @@
+"""From the card's pictures, luma and half-size chroma, to RGB. In 8 bits the result is FFmpeg's, bit for bit.
+
+FFmpeg's converter works in whole numbers: each term is a product with a 13-bit factor, cut off. Doing the same here
+makes a frame equal wherever it is decoded. With more bits FFmpeg interpolates chroma, in steps that this comes close
+to.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+# Shares of red and blue in luma, by AVColorSpace, for the matrices that swscale knows.
+SHARES = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 5: (0.299, 0.114), 7: (0.212, 0.087), 9: (0.2627, 0.0593)}
+
+
+@dataclass(frozen=True)
+class Colours:
+    """What the numbers of a stream mean."""
+
+    matrix: int
+    """AVColorSpace, a key of `SHARES`."""
+    full_range: bool
+    """Whether luma uses all levels, not only 16 to 235."""
+    bits: int = 8
+
+    def to_rgb(self, luma: torch.Tensor, chroma: torch.Tensor) -> torch.Tensor:
+        """Luma (H, W) and chroma (H/2, W/2, 2), to (H, W, 3) uint8.
+
+        Of more than 8 bits, the upper ones of 16-bit words are used, as the card delivers them.
+        """
+        if self.bits == 8:
+            return self._whole(luma, chroma)
+        levels, colours = (_words(plane) >> (16 - self.bits) for plane in (luma, chroma))
+        return self._interpolated(levels.float(), colours.float())
+
+    def _factors(self) -> tuple[float, float, float, float]:
+        """Of blue and red differences in red, blue and green, for chroma of limited range."""
+        red, blue = SHARES[self.matrix]
+        green = 1 - red - blue
+        return 2 * (1 - red), 2 * (1 - blue), 2 * blue * (1 - blue) / green, 2 * red * (1 - red) / green
+
+    def _whole(self, luma: torch.Tensor, chroma: torch.Tensor) -> torch.Tensor:
+        wide = [round(factor * 255 / 224 * 2**16) for factor in self._factors()]
+        if self.full_range:
+            wide = [factor * 224 // 255 for factor in wide]
+        red, blue, from_blue, from_red = ((factor + 4) >> 3 for factor in wide)
+        gain = 2**13 if self.full_range else (2**16 * 255 // 219 + 4) >> 3
+        level = _times(luma.int() - (0 if self.full_range else 16), gain)
+        difference = chroma.int() - 128
+        # Each pair of chroma values serves two rows and two columns.
+        u, v = (difference[..., part].repeat_interleave(2, 0).repeat_interleave(2, 1) for part in (0, 1))
+        parts = (level + _times(v, red), level + _times(u, -from_blue) + _times(v, -from_red), level + _times(u, blue))
+        return torch.stack([part.clamp_(0, 255).to(torch.uint8) for part in parts], -1)
+
+    def _interpolated(self, luma: torch.Tensor, chroma: torch.Tensor) -> torch.Tensor:
+        top, step = 2**self.bits - 1, 2 ** (self.bits - 8)
+        low, span, reach = (0, top, top) if self.full_range else (16 * step, 219 * step, 224 * step)
+        level = (luma - low) * (255 / span)
+        # Chroma lies on every second column, and in the middle of two rows.
+        spread = _double(_double(chroma.permute(2, 0, 1), (0.0, 0.5)).mT, (-0.25, 0.25)).mT
+        u, v = (spread - 128 * step) * (255 / reach)
+        red, blue, from_blue, from_red = self._factors()
+        parts = (level + red * v, level - from_blue * u - from_red * v, level + blue * u)
+        return torch.stack([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts], -1)
+
+
+def _times(values: torch.Tensor, factor: int) -> torch.Tensor:
+    """Products with a 13-bit factor, cut off."""
+    return (values * (8 * factor)) >> 16
+
+
+def _words(plane: torch.Tensor) -> torch.Tensor:
+    """16-bit words as numbers from 0 to 65535."""
+    return plane.view(torch.int16).int() & 0xFFFF
+
+
+def _double(planes: torch.Tensor, offsets: tuple[float, float]) -> torch.Tensor:
+    """Two values for each one along the last axis, at these distances from it, by swscale's bicubic filter."""
+    count, sharpness = planes.shape[-1], -0.6
+
+    def weight(distance: float) -> float:
+        if distance < 1:
+            return (sharpness + 2) * distance**3 - (sharpness + 3) * distance**2 + 1
+        return sharpness * (distance**3 - 5 * distance**2 + 8 * distance - 4) if distance < 2 else 0.0
+
+    around = F.pad(planes, (2, 2), mode="replicate")
+    taps = [around[..., place : place + count] for place in range(5)]
+    made = [sum(weight(abs(place - 2 - at)) * tap for place, tap in enumerate(taps)) for at in offsets]
+    return torch.stack(made, -1).flatten(-2)  # pyright: ignore[reportArgumentType] (sums of tensors)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a decoded picture is turned to stand upright."""
+
+    swap: bool = False
+    """Rows become columns, first."""
+    down: bool = False
+    """Upside down."""
+    across: bool = False
+    """Mirrored."""
+
+    def apply(self, image: torch.Tensor) -> torch.Tensor:
+        """Turn (H, W, 3)."""
+        image = image.transpose(0, 1) if self.swap else image
+        axes = [axis for axis, wanted in ((0, self.down), (1, self.across)) if wanted]
+        return image.flip(axes) if axes else image

@@ -1,0 +1,227 @@
+"""Decoding on a card: through a stand-in for its library that decodes with FFmpeg, and real files."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from allocembed import AllocEmbed, EmbedConfig
+from allocembed.errors import AllocEmbedError, ConfigError
+from allocembed.video import DecodeLimits, open_video
+from allocembed.video.decoders import nvdec
+from allocembed.video.decoders.nvdec import Nvdec
+from tests.clips import picture, write_video
+from tests.nvdec import Library
+
+FILES = {
+    "b_frames.mp4": {"options": {"g": "12", "bf": "3"}},
+    "no_b_frames.mp4": {"options": {"g": "12", "bf": "0"}},
+    "matroska.mkv": {"options": {"g": "12", "bf": "3"}},
+    "transport.ts": {"options": {"g": "12", "bf": "2"}},
+    "open_groups.mp4": {"options": {"g": "12", "bf": "3", "x264-params": "open-gop=1"}},
+    "one_group.mp4": {"options": {"g": "300", "bf": "3"}},
+    "uneven.mp4": {"stamps": np.cumsum(np.arange(50) % 3 + 1).tolist(), "time_base": Fraction(1, 60)},
+    "hevc.mp4": {"codec": "libx265", "options": {"x265-params": "log-level=none:keyint=12"}},
+    "hevc_ten_bits.mp4": {
+        "codec": "libx265",
+        "pixels": "yuv420p10le",
+        "options": {"x265-params": "log-level=none:keyint=12"},
+    },
+    "full_range.mp4": {"pixels": "yuvj420p"},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8"}},
+}
+
+
+def card(library: Library | None = None, *, shared: bool = False) -> Nvdec:
+    return Nvdec(torch.device("cpu"), shared=shared, library=library or Library())
+
+
+def make(folder: Path, name: str) -> Path:
+    return write_video(folder / name, **FILES[name])
+
+
+@pytest.mark.parametrize("seek", ["exact", "keyframe"])
+@pytest.mark.parametrize("name", FILES)
+def test_frames_and_times_are_those_of_pyav(tmp_path, name, seek):
+    path, gpu = make(tmp_path, name), card()
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        expected, found = plain.sample(9, seek), fast.sample(9, seek)
+    assert isinstance(found.frames, torch.Tensor)
+    assert found.indices.tolist() == expected.indices.tolist() and found.times.tolist() == expected.times.tolist()
+    difference = np.abs(found.frames.numpy().astype(int) - expected.frames)
+    assert difference.max() == 0 if "ten_bits" not in name else difference.mean() < 0.05
+    assert gpu.files == 1 and not gpu.declined
+
+
+def test_windows_are_those_of_pyav(tmp_path):
+    path, gpu = make(tmp_path, "b_frames.mp4"), card()
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        for expected, found in zip(plain.windows(3, 4), fast.windows(3, 4), strict=True):
+            assert np.array_equal(found.frames.numpy(), expected.frames)
+
+
+@pytest.mark.parametrize(("degrees", "mirrored"), [(90, False), (180, False), (270, False), (0, True), (90, True)])
+def test_frames_come_out_upright(tmp_path, degrees, mirrored):
+    path = write_video(
+        tmp_path / "turned.mp4", 5, prepare=lambda stream: stream.set_display_rotation(degrees, hflip=mirrored)
+    )
+    with open_video(path) as plain, open_video(path, hardware=card()) as fast:
+        assert np.array_equal(fast.sample(3).frames.numpy(), plain.sample(3).frames)
+
+
+def test_pixels_come_out_square(tmp_path):
+    def widen(stream):
+        stream.codec_context.sample_aspect_ratio = Fraction(3, 2)
+
+    path = write_video(tmp_path / "wide.mp4", prepare=widen)
+    with open_video(path) as plain, open_video(path, hardware=card()) as fast:
+        expected, found = plain.sample(3).frames, fast.sample(3).frames.numpy()
+    assert found.shape == expected.shape == (3, 48, 96, 3)
+    assert np.abs(found.astype(int) - expected).mean() < 3
+
+
+def test_frames_from_which_no_other_is_made_are_spared(tmp_path):
+    path, library = make(tmp_path, "one_group.mp4"), Library()
+    with open_video(path, hardware=card(library)) as video:
+        video.sample(2)
+    assert library.frames < 40
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("colours.mp4", {"pixels": "yuv444p"}, "yuv444p"),
+        ("mpeg4.mp4", {"codec": "mpeg4"}, "mpeg4"),
+        ("still.gif", {"codec": "gif", "pixels": "rgb8"}, "gif"),
+    ],
+)
+def test_what_the_card_cannot_take_is_decoded_by_pyav_and_counted(tmp_path, name, options, reason):
+    path, gpu = write_video(tmp_path / name, 20, **options), card()
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert np.array_equal(fast.sample(4).frames.numpy(), plain.sample(4).frames)
+    assert gpu.files == 0 and reason in next(iter(gpu.declined))
+    assert gpu.summary().startswith("the GPU decoded 0 files, PyAV 1 (")
+
+
+def test_a_card_without_the_codec_or_for_smaller_pictures_is_not_asked(tmp_path):
+    path = make(tmp_path, "b_frames.mp4")
+    for able in ({"supported": 0}, {"width_max": 48}, {"height_min": 64}):
+        gpu = card(Library(able=able))
+        with open_video(path, hardware=gpu) as video:
+            assert len(video.sample(4)) == 4
+        assert list(gpu.declined) == ["H264 of 8 bits and 64x48"]
+
+
+@pytest.mark.parametrize("after", [1, 12, 30])
+def test_what_is_left_after_an_error_is_decoded_by_pyav(tmp_path, after):
+    path, gpu = make(tmp_path, "b_frames.mp4"), card(Library(breaks_at=after))
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert np.array_equal(fast.sample(9).frames.numpy(), plain.sample(9).frames)
+        assert np.array_equal(fast.sample(5, "keyframe").frames.numpy(), plain.sample(5, "keyframe").frames)
+    assert list(gpu.declined) == ["RuntimeError on the GPU"]
+
+
+def test_frames_that_change_size_take_the_first_ones(tmp_path):
+    path = tmp_path / "sizes.h264"
+    path.write_bytes(
+        b"".join(
+            write_video(tmp_path / f"{width}.h264", [picture(n, width) for n in range(5)]).read_bytes()
+            for width in (64, 96)
+        )
+    )
+    with open_video(path, hardware=card()) as video:
+        assert video.sample(10).frames.shape == (10, 48, 64, 3)
+
+
+def test_a_session_serves_one_file_after_the_other(tmp_path):
+    library = Library()
+    gpu = card(library)
+    for name in ("b_frames.mp4", "matroska.mkv", "uneven.mp4"):
+        path = make(tmp_path, name)
+        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+            assert np.array_equal(fast.sample(5).frames.numpy(), plain.sample(5).frames)
+    assert library.sessions == 1 and gpu.files == 3
+
+
+def test_pyav_takes_the_files_for_which_no_decoder_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvdec, "SLOTS", 1)
+    path, gpu = make(tmp_path, "b_frames.mp4"), card(shared=True)
+    with open_video(path, hardware=gpu) as first:
+        with open_video(path, hardware=gpu) as second:
+            assert isinstance(second.sample(3).frames, np.ndarray)
+        assert isinstance(first.sample(3).frames, torch.Tensor)
+    with open_video(path, hardware=gpu) as third:
+        assert isinstance(third.sample(3).frames, torch.Tensor)
+
+
+def test_a_broken_file_is_an_error_with_its_name(tmp_path):
+    path = make(tmp_path, "one_group.mp4")
+    path.write_bytes(path.read_bytes()[:-400])
+    with (
+        pytest.raises(AllocEmbedError, match=r"one_group.mp4: .*(truncated|cannot)"),
+        open_video(path, hardware=card()) as video,
+    ):
+        video.sample(5)
+
+
+def test_frames_over_the_limit_are_refused(tmp_path):
+    path = make(tmp_path, "b_frames.mp4")
+    with pytest.raises(AllocEmbedError, match="over the limit"):
+        open_video(path, hardware=card(), limits=DecodeLimits(max_pixels=100))
+
+
+def test_without_the_library_or_its_driver_there_is_one_clear_line(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    def no_driver(name):
+        raise RuntimeError("libnvcuvid.so.1: cannot open shared object file\n\n=== TROUBLESHOOTING ===\npages")
+
+    monkeypatch.setattr(nvdec.importlib, "import_module", missing)
+    with pytest.raises(AllocEmbedError, match=r"pip install 'allocembed\[gpu\]'"):
+        nvdec.find_library()
+    monkeypatch.setattr(nvdec.importlib, "import_module", no_driver)
+    with pytest.raises(AllocEmbedError, match=r"libnvcuvid.*use --decoder pyav") as raised:
+        nvdec.find_library()
+    assert "\n" not in str(raised.value)
+
+
+def test_the_stand_in_overwrites_pictures_as_the_card_does(tmp_path):
+    """Otherwise the other tests could not see a picture that is used too late."""
+    path, library = make(tmp_path, "b_frames.mp4"), Library()
+    decoder = library.CreateDecoder(codec="h264")
+    with av.open(str(path)) as container:
+        convert = av.bitstream.BitStreamFilterContext("h264_mp4toannexb", container.streams.video[0]).filter
+        kept, later = None, 0
+        for packet in container.demux(video=0):
+            for part in convert(packet) if packet.size else ():
+                data = library.PacketData()
+                data.bsl_data, data.bsl, data.pts = part.buffer_ptr, part.buffer_size, part.pts
+                later += kept is not None
+                frames = decoder.Decode(data)
+                kept = kept or (frames or [None])[0]
+    assert later and (kept.surface == 85).all()
+
+
+@pytest.mark.parametrize("allocator", ["uniform", "content", "sensitivity"])
+def test_vectors_of_frames_from_a_card_are_those_of_pyav(tmp_path, qwen3_folder, monkeypatch, allocator):
+    path, gpu = make(tmp_path, "b_frames.mp4"), card()
+    embedder = AllocEmbed.from_pretrained(qwen3_folder, allocator, device="cpu")
+    expected = embedder.encode_video(path)
+    monkeypatch.setattr(AllocEmbed, "card", gpu)
+    found = embedder.encode_video(path)
+    assert gpu.files == 1
+    assert np.array_equal(found.vector, expected.vector) and found.allocation == expected.allocation
+
+
+def test_who_decodes_is_a_setting():
+    cpu = torch.device("cpu")
+    assert nvdec.find_card("pyav", cpu) is nvdec.find_card("auto", cpu) is None
+    with pytest.raises(ConfigError, match="the model is on the CPU; use --device cuda"):
+        nvdec.find_card("nvdec", cpu)
+    with pytest.raises(ConfigError, match="decoder must be auto or pyav or nvdec"):
+        EmbedConfig(decoder="gpu")
+    assert EmbedConfig(decoder="pyav").digest() == EmbedConfig().digest()
