@@ -21,8 +21,8 @@ from allocembed.benchmarks.fidelity import FidelityTable, Setting, Timings
 from allocembed.benchmarks.request import short_titles
 from allocembed.benchmarks.runner import Progress
 from allocembed.budget import Allocation, Budget
-from allocembed.config import EmbedConfig
-from allocembed.embedder import AllocEmbed
+from allocembed.config import DType, EmbedConfig
+from allocembed.embedder import AllocEmbed, Failure
 from allocembed.errors import BudgetError, ConfigError, DataError, VideoError
 from allocembed.execution.stream import Prepared, Worker, embed_jobs
 from allocembed.video import Clip
@@ -128,20 +128,35 @@ def compare_files(
     methods: Sequence[str] = (),
     budgets: Sequence[str] = (),
     allocator: str | None = None,
+    reference_dtype: DType | None = None,
     progress: Progress | None = None,
 ) -> FidelityTable:
-    """Load what the config names, measure all videos, and time some of them. `progress` counts embeddings."""
+    """Load what the config names, measure all videos, and time some of them. `progress` counts embeddings.
+
+    With `reference_dtype`, the vectors at full resolution are made in that number format: what the one of the config
+    costs in fidelity then shows in the table.
+    """
     loaded = AllocEmbed.from_config(replace(config, allocator="full"))
     candidates = make_candidates(loaded.backbone, config, methods, budgets, allocator)
     each = len(candidates.embedders)
     timed = min(TIMED, len(videos)) * each * RUNS
-    total = len(videos) * each + timed
+    again = len(videos) if reference_dtype else 0
+    total = len(videos) * each + again + timed
 
     def show(before: int, done: int) -> None:
         if progress:
             progress(before + done, total)
 
     table = measure(candidates, videos, progress=partial(show, 0))
+    if reference_dtype:
+        other = AllocEmbed.from_config(replace(config, allocator="full", dtype=reference_dtype))
+        vectors = []
+        for result in other.stream(table.sources):
+            if isinstance(result, Failure):
+                raise result.error
+            vectors.append(result.vector)
+            show(len(videos) * each, len(vectors))
+        table = replace(table, full=np.stack(vectors))
     chosen = [Path(table.sources[place]) for place in spread(len(table), TIMED)]
     return add_timings(table, candidates, chosen, progress=partial(show, total - timed))
 

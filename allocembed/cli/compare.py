@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from allocembed.allocators.registry import check_allocator
 from allocembed.budget import Budget
 from allocembed.cli.options import UNSET, AsJson, Command, Config, Paths, UsageError, at_least
+from allocembed.config import DType
 from allocembed.errors import DataError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
@@ -33,6 +34,7 @@ def compare(
     seed: int = 0,
     within: float = 0.02,
     by: Literal["time", "tokens"] = "time",
+    reference_dtype: Annotated[DType | None, UNSET] = None,
     plot: Annotated[Path | None, UNSET] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -54,6 +56,8 @@ def compare(
         seed: Seed of that draw.
         within: What the recommended setting may lose against the best one, as a share of the distance between videos.
         by: What cheap means: time, for allocation and embedding as measured here, or visual tokens.
+        reference_dtype: Number format of the full-resolution vectors that all are compared with. With --dtype int8
+            --reference-dtype float32, the table shows what int8 costs. Default: that of --dtype.
         plot: Plot fidelity against cost, as this file with the suffixes .png and .svg.
         as_json: Print the results as JSON.
     """
@@ -73,8 +77,15 @@ def compare(
     from allocembed.benchmarks import compare, fidelity
 
     with progress("comparing") as line:
-        choice = {"methods": methods, "budgets": budgets, "allocator": allocator}
-        table = compare.compare_files(config, sources, **choice, progress=line.update)
+        table = compare.compare_files(
+            config,
+            sources,
+            methods=methods,
+            budgets=budgets,
+            allocator=allocator,
+            reference_dtype=reference_dtype,
+            progress=line.update,
+        )
     advice = fidelity.recommend(table, within=within, by=by, seed=seed)
     if as_json:
         shown = fidelity.as_json(table, advice)

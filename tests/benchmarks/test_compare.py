@@ -103,3 +103,14 @@ def test_the_nano_script_has_the_hits_of_nanoret(nano_tiny, nano_backbone, tmp_p
         seed=7,
     )
     assert found["uniform 3f"]["hit1"] == pytest.approx(np.mean([score.hit1 for score in scores]))
+
+
+def test_what_a_number_format_costs_shows_against_a_reference(qwen3_folder, tmp_path):
+    paths = [write_video(tmp_path / f"{number}.mp4", 8 + number) for number in range(2)]
+    config = EmbedConfig(backbone=str(qwen3_folder), device="cpu", dtype="int8", candidates=4)
+    tables = [
+        compare.compare_files(config, paths, methods=["uniform"], budgets=["4f"], reference_dtype=dtype)
+        for dtype in (None, "float32")
+    ]
+    assert np.allclose(tables[0].cosines, 1, atol=1e-5)
+    assert (tables[1].cosines < 0.99999).all() and (tables[1].cosines > 0.98).all()
