@@ -8,16 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from allocembed.allocators.registry import AUTO, METHODS, make_method
 from allocembed.backbones.registry import find_entry, known_inputs
 from allocembed.budget import Allocation, Budget
-from allocembed.cli.options import UNSET, AsJson, Command, Config, Flag, Out, Paths, UsageError
+from allocembed.cli.options import FLAT, UNSET, AsJson, Command, Config, Engine, Flag, Place, Places, UsageError
 from allocembed.config import EmbedConfig
-from allocembed.errors import ConfigError, VideoError
+from allocembed.errors import ConfigError, SearchError, VideoError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
+from allocembed.remote.objects import is_remote
+from allocembed.scale.cluster import ClusterOptions
 from allocembed.video import Clip
 
 Question = Annotated[str | None, UNSET]
@@ -26,11 +28,13 @@ Question = Annotated[str | None, UNSET]
 @Command
 def embed(
     config: Config,
-    videos: Paths = (),
-    out: Out = Path("vectors.npz"),
+    videos: Places = (),
+    out: Annotated[Place, arg(aliases=["-o"])] = Path("vectors.npz"),
     question: Question = None,
     instruction: Annotated[str | None, UNSET] = None,
     recursive: Flag = False,
+    engine: Engine = "inline",
+    cluster: Annotated[ClusterOptions, FLAT] = ClusterOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Embed videos under a token budget: one vector per video, with its cost.
 
@@ -38,20 +42,34 @@ def embed(
 
       allocembed embed talk.mp4 holiday.mov --out vectors.npz
       allocembed embed ~/Videos --recursive --budget 4f --out vectors.parquet
+      allocembed embed s3://bucket/videos --recursive --engine ray --out s3://bucket/vectors.parquet
       find /data -name '*.mp4' | allocembed embed - --out vectors.jsonl
 
     Args:
-        videos: Video files, folders of frames, or - to read one path per line from stdin.
-        out: File for the vectors: .npz, .jsonl or .parquet.
+        videos: Video files, also in object storage (s3://bucket/a.mp4), folders of frames, or - to read one path per
+            line from stdin.
+        out: File for the vectors: .npz, .jsonl or .parquet. With --engine ray a folder of .parquet files.
         question: Question about the videos. It becomes part of the prompt and steers learned and sensitivity.
         instruction: Instruction to the model; it does not steer the allocator. Default: the model's own.
         recursive: Embed all videos in the given folders and their subfolders.
+        engine: inline runs in this process; ray on a Ray cluster, or in several processes of this machine.
     """
     from allocembed.output.vectors import check_vector_path, vector_file
 
-    check_vector_path(out)
+    if engine == "ray" and cluster.devices:
+        raise UsageError("--devices runs without Ray: give --devices or --engine ray, not both")
+    alone = engine == "inline" and not cluster.devices
+    if alone and not isinstance(out, Path):
+        raise UsageError(f"cannot write {out} from one process: give a file, --devices, or --engine ray")
+    if alone:
+        check_vector_path(Path(out))
     config.check()
     sources, failed = _sources(videos, recursive)
+    if not alone:
+        from allocembed.cli.scale import embed_with_ray
+
+        return embed_with_ray(sources, failed, out, config, cluster, question, instruction)
+    assert isinstance(out, Path)
     spent = 0
     if sources:
         from allocembed.embedder import AllocEmbed, Failure
@@ -124,20 +142,26 @@ def check_exists(path: Path) -> None:
         raise VideoError(str(path), "no such file or folder; check the path")
 
 
-def _sources(paths: Sequence[Path], recursive: bool) -> tuple[list[Path], list[str]]:
+def _sources(paths: Sequence[Place], recursive: bool) -> tuple[list[Place], list[str]]:
     """The videos to embed, and what is left out already."""
     from allocembed.search.files import find_videos
     from allocembed.video import IMAGE_SUFFIXES
 
     # Bytes, because file names need not be valid Unicode.
     lines = sys.stdin.buffer.read().splitlines() if Path("-") in paths else []
-    given = [Path(os.fsdecode(line)) for line in lines if line.strip()]
+    given = [line if is_remote(line) else Path(line) for line in map(os.fsdecode, lines) if line.strip()]
     listed = [each for path in paths for each in (given if str(path) == "-" else [path])]
     if not listed:
         raise UsageError("give at least one video; see allocembed embed --help")
-    found: list[Path] = []
+    found: list[Place] = []
     failed: list[str] = []
     for path in listed:
+        if isinstance(path, str):
+            try:
+                found += [each.path for each in find_videos([path])[0]] if recursive else [path]
+            except SearchError as error:
+                failed.append(str(error))
+            continue
         try:
             check_exists(path)
         except VideoError as error:

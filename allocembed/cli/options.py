@@ -13,7 +13,7 @@ from inspect import getdoc
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import docstring_parser
 import tyro
@@ -22,6 +22,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError
+from allocembed.remote.objects import is_remote
 
 Run = Callable[..., int | None]
 """A command's function; it returns the exit status, or None for 0."""
@@ -34,10 +35,14 @@ UNSET = arg(help_behavior_hint="")
 FLAT = arg(name="")
 """Marks a dataclass whose fields are options of the command itself."""
 Config = Annotated[EmbedConfig, FLAT]
+Engine = Literal["inline", "ray"]
 Flag = Annotated[bool, UNSET, FlagCreatePairsOff]
 AsJson = Annotated[bool, arg(name="json", help_behavior_hint=""), FlagCreatePairsOff]
 Out = Annotated[Path, arg(aliases=["-o"])]
 Paths = Annotated[tuple[Path, ...], Positional, arg(metavar="PATH ...", help_behavior_hint="")]
+Place = str | Path
+"""A path, or an address of object storage, which stays a string."""
+Places = Annotated[tuple[Place, ...], Positional, arg(metavar="PATH ...", help_behavior_hint="")]
 
 
 class UsageError(AllocEmbedError):
@@ -128,6 +133,8 @@ def _registry(hidden: Sequence[str], preset: Mapping[str, Any], check: bool) -> 
     def words_rule(info: constructors.PrimitiveTypeInfo) -> constructors.PrimitiveConstructorSpec[Any] | None:
         if info.type is Path:
             return _primitive(Path, "PATH", _path, str)
+        if info.type == Place:
+            return _primitive(str | Path, "PATH", _place, str)
         return _primitive(tuple, "NAME,NAME...", _names, ",".join) if info.type == Sequence[str] else None
 
     return registry
@@ -142,7 +149,7 @@ def _markers(name: str, kind: Any, value: Any) -> list[Any]:
     return [*markers, tyro.conf.UseAppendAction] if name in REPEATED else markers
 
 
-def _primitive(cls: type, metavar: str, read: Callable[[str], Any], show: Callable[[Any], str]) -> Any:
+def _primitive(cls: Any, metavar: str, read: Callable[[str], Any], show: Callable[[Any], str]) -> Any:
     """How tyro reads one word as a value of a type."""
     return constructors.PrimitiveConstructorSpec(
         nargs=1,
@@ -158,6 +165,10 @@ def _path(text: str) -> Path:
     if not text:
         raise UsageError("the path is empty; give a file or a folder")
     return Path(text)
+
+
+def _place(text: str) -> Place:
+    return text if is_remote(text) else _path(text)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -10,34 +10,49 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from allocembed.cli.embed import check_exists
 from allocembed.cli.hits import cut_hits, print_hits
-from allocembed.cli.options import UNSET, AsJson, Command, Config, Flag, Out, Paths, UsageError, all_but, at_least
+from allocembed.cli.options import (
+    FLAT,
+    UNSET,
+    AsJson,
+    Command,
+    Config,
+    Engine,
+    Flag,
+    Out,
+    Place,
+    Places,
+    UsageError,
+    all_but,
+    at_least,
+)
 from allocembed.config import EmbedConfig
 from allocembed.errors import SearchError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
+from allocembed.remote.objects import is_remote
+from allocembed.scale.cluster import ClusterOptions
 from allocembed.search.files import find_videos
 from allocembed.search.filters import Filters
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
 from allocembed.search.query import Example, Query
 from allocembed.search.ranking import SAME_VIDEO
-from allocembed.search.storage import exists
+from allocembed.search.storage import exists, place_of
 
-INDEX = "The index: a folder, or a URI of object storage."
+INDEX = "The index: a folder, or an address of object storage, as in s3://bucket/videos.index."
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
 COUNTS = ("videos", "files", "failed", "vectors", "lines", "seconds", "tokens")
 
 
 def index_config(given: dict[str, Any]) -> EmbedConfig | None:
     """The config of the index that --to names, if it exists."""
-    from allocembed.search.storage import exists
-
-    return _open(given["to"]).settings.config if exists(given["to"]) else None
+    to = place_of(given["to"])
+    return _open(to).settings.config if exists(to) else None
 
 
 @partial(Command, defaults=index_config)
 def add(
-    sources: Paths = (),
+    sources: Places = (),
     *,
     to: Annotated[str, arg(metavar="INDEX", help=INDEX)],
     config: Config,
@@ -49,6 +64,8 @@ def add(
     speech: Flag = False,
     speech_model: str = "small",
     watch: Flag = False,
+    engine: Engine = "inline",
+    cluster: Annotated[ClusterOptions, FLAT] = ClusterOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Embed all videos in folders that the index does not hold yet.
 
@@ -56,9 +73,11 @@ def add(
     follow it, and different ones are an error. The budget is that of a whole video; a segment gets a quarter of it.
 
       allocembed index ~/Videos --to videos.index
+      allocembed index ~/Videos --to videos.index --devices all
+      allocembed index s3://bucket/videos --to s3://bucket/videos.index --engine ray
 
     Args:
-        sources: Folders of videos, or videos.
+        sources: Folders of videos, or videos; also in object storage, as in s3://bucket/videos.
         segments: auto (a dozen windows of 5 to 60 seconds, more for a long video), off, or seconds. Default: auto.
         prune: Remove files from the index that are gone from the disk.
         retry_failed: Try files again that could not be read before.
@@ -67,11 +86,13 @@ def add(
         speech: Write down what is spoken in videos without subtitles, with faster-whisper.
         speech_model: The model for --speech: a name such as tiny, small or large-v3, or a folder.
         watch: Keep running, and index what is added, changed or removed.
+        engine: inline runs in this process; ray on a Ray cluster, or in several processes of this machine.
     """
     if not sources:
         raise UsageError("give at least one folder or video; see allocembed index add --help")
     at_least(1, readers=readers)
     config.check()
+    to = place_of(to)
     options: dict[str, Any] = {"prune": prune, "retry_failed": retry_failed, "recheck": recheck, "readers": readers}
     if speech:
         from allocembed.search.said.speech import check_installed
@@ -79,10 +100,24 @@ def add(
         check_installed()  # before a model is loaded or an index made
         options["speech"] = speech_model
     if watch:
+        if engine == "ray" or cluster.devices:
+            raise UsageError("--watch runs in this process: leave out --engine and --devices")
+        if any(map(is_remote, sources)):
+            raise UsageError("--watch needs folders; for object storage, run the command again from time to time")
         from allocembed.cli.watch import keep_up_to_date
 
-        keep_up_to_date(sources, to, config, segments, **options)
+        keep_up_to_date([Path(source) for source in sources], to, config, segments, **options)
         return 0
+    if engine == "ray" or cluster.devices:
+        if engine == "ray" and cluster.devices:
+            raise UsageError("--devices runs without Ray: give --devices or --engine ray, not both")
+        if speech:
+            raise UsageError("several processes do not write down speech: run the command without them afterwards")
+        from allocembed.cli.scale import index_with_ray
+
+        report = index_with_ray(sources, to, config, segments, cluster, options)
+        _print_report(report, to)
+        return 1 if report.failed or report.skipped else 0
     new = not exists(to)
     if new:
         found, unread = find_videos(sources)
@@ -150,7 +185,7 @@ def ls(index: Index, failed: Flag = False, as_json: AsJson = False) -> None:
 
 
 @Command
-def rm(index: Index, sources: Paths = ()) -> None:
+def rm(index: Index, sources: Places = ()) -> None:
     """Remove files from the index; they stay on the disk.
 
     Args:
@@ -233,7 +268,7 @@ def search(
     top: int = 10,
     min_score: Annotated[float | None, UNSET] = None,
     dedupe: Flag = False,
-    folder: Annotated[Path | None, UNSET] = None,
+    folder: Annotated[Place | None, UNSET] = None,
     after: Annotated[str | None, arg(metavar="DATE", help_behavior_hint="")] = None,
     before: Annotated[str | None, arg(metavar="DATE", help_behavior_hint="")] = None,
     shortest: Annotated[float | None, arg(metavar="SECONDS", help_behavior_hint="")] = None,

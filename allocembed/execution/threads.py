@@ -13,8 +13,19 @@ Result = TypeVar("Result")
 POLL_SECONDS = 0.2  # how often a blocked thread checks whether it should stop
 
 
+_share: int | None = None
+
+
+def limit_cores(count: int) -> None:
+    """Use at most so many cores from now on: a process that shares its machine with others."""
+    global _share
+    _share = max(1, count)
+
+
 def core_count() -> int:
     """Number of cores that this process may use."""
+    if _share is not None:
+        return _share
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

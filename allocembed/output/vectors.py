@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,8 +38,12 @@ class VectorWriter:
             write = FORMATS[self.path.suffix.lower()](scratch, len(embedding.vector))
             self.write = self.stack.enter_context(write)
         self.count += 1
-        costs = {name: int(getattr(embedding.allocation, name)) for name in COSTS}
-        self.write({"source": embedding.source, **costs, "vector": embedding.vector})
+        self.write(_row(embedding))
+
+
+def _row(embedding: VideoEmbedding) -> Row:
+    costs = {name: int(getattr(embedding.allocation, name)) for name in COSTS}
+    return {"source": embedding.source, **costs, "vector": embedding.vector}
 
 
 @contextmanager
@@ -70,9 +74,7 @@ def _parquet(scratch: Path, dim: int) -> Iterator[Callable[[Row], None]]:
     import pyarrow
     from pyarrow import parquet
 
-    costs = [(name, pyarrow.int64()) for name in COSTS]
-    vector = ("vector", pyarrow.list_(pyarrow.float32(), dim))
-    schema = pyarrow.schema([("source", pyarrow.string()), *costs, vector])
+    schema = _schema(dim)
     rows: list[Row] = []
     with scratch.open("wb") as file, parquet.ParquetWriter(file, schema) as writer:
 
@@ -81,14 +83,33 @@ def _parquet(scratch: Path, dim: int) -> Iterator[Callable[[Row], None]]:
             rows.clear()
 
         def write(row: Row) -> None:
-            # Parquet holds valid Unicode only; other bytes of a file name are written as \xff.
-            source = row["source"].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-            rows.append({**row, "source": source})
+            rows.append(_in_unicode(row))
             if len(rows) == ROW_GROUP:
                 flush()
 
         yield write
         flush()
+
+
+def _schema(dim: int) -> Any:
+    import pyarrow
+
+    costs = [(name, pyarrow.int64()) for name in COSTS]
+    vector = ("vector", pyarrow.list_(pyarrow.float32(), dim))
+    return pyarrow.schema([("source", pyarrow.string()), *costs, vector])
+
+
+def _in_unicode(row: Row) -> Row:
+    """Parquet holds valid Unicode only; other bytes of a file name are written as \\xff."""
+    return {**row, "source": row["source"].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")}
+
+
+def table_of(embeddings: Sequence[VideoEmbedding]) -> Any:
+    """Embeddings as a table of pyarrow, with the columns of a Parquet file."""
+    import pyarrow
+
+    rows = [_in_unicode(_row(embedding)) for embedding in embeddings]
+    return pyarrow.Table.from_pylist(rows, _schema(len(embeddings[0].vector)))
 
 
 FORMATS = {".npz": _npz, ".jsonl": _json_lines, ".parquet": _parquet}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from allocembed import __version__
 from allocembed.errors import AllocEmbedError, MissingDependency, SearchError, VideoError
-from allocembed.search.contents import FileGone, TrustedContents, file_of, segments_of
+from allocembed.search.contents import FileGone, TrustedContents, file_of, path_of, segments_of
 from allocembed.search.files import FileEntry, identity
 from allocembed.search.filters import Filters
 from allocembed.search.frames import frame_jpeg
@@ -168,7 +168,7 @@ class IndexTools:
         """Show what is to be seen in a video at a time, as a picture."""
         file = self.entry(video)
         check_second(file, second)
-        with self.turn, self.unchanged(Path(file.path), video) as path:
+        with self.turn, self.unchanged(path_of(file), video) as path:
             picture, _ = frame_jpeg(path, second)
         return Image(data=picture, format="jpeg")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocembed.errors import SearchError
+from allocembed.remote.objects import is_remote
 from allocembed.search.files import FileEntry, fingerprint, identity
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ def file_of(index: VideoIndex, video: str) -> FileEntry:
     if video not in found:
         raise NoSuchVideo
     return found[video]
+
+
+def path_of(file: FileEntry) -> Path:
+    """The path of a file on a disk. Raise FileGone for an object, which is not fetched for others."""
+    if is_remote(file.path):
+        raise FileGone("the video is in object storage, from where it is not served; open it there")
+    return Path(file.path)
 
 
 def segments_of(index: VideoIndex, video: str, *large: str) -> list[EmbeddedSegment]:

@@ -11,6 +11,8 @@ from av.error import FFmpegError
 
 from allocembed.errors import SearchError
 from allocembed.output.files import whole_file
+from allocembed.remote.objects import is_remote
+from allocembed.remote.ranged import RangedFile
 from allocembed.search.files import is_there
 
 # Containers that hold what they usually hold, by FFmpeg's names; everything else goes into Matroska, which holds all.
@@ -22,8 +24,8 @@ def cut(source: str | Path, start: float, end: float, folder: Path, name: str) -
 
     The file is Matroska if the container of the source cannot hold a copy of its streams.
     """
-    source = Path(source)
-    suffix = source.suffix.lower() if source.suffix.lower() in CONTAINERS else ".mkv"
+    suffix = Path(source).suffix.lower()
+    suffix = suffix if suffix in CONTAINERS else ".mkv"
     if not is_there(source):
         raise SearchError(
             f"cannot cut {source}: it is gone or its folder cannot be entered; run allocembed index again, "
@@ -41,17 +43,18 @@ def cut(source: str | Path, start: float, end: float, folder: Path, name: str) -
         raise SearchError(f"cannot cut {source}: {cause}; check the file, and the space for {target}") from error
 
 
-def _write(source: Path, start: float, end: float, target: Path) -> float:
+def _write(source: str | Path, start: float, end: float, target: Path) -> float:
     with whole_file(target) as scratch:
         return copy_packets(source, start, end, scratch, CONTAINERS[target.suffix])
 
 
-def copy_packets(source: Path, start: float, end: float, target: Path, container: str) -> float:
+def copy_packets(source: str | Path, start: float, end: float, target: Path, container: str) -> float:
     """Copy the packets of the best video stream and the first sound stream; return the second of the first frame."""
-    with (
-        av.open(str(source), options={"protocol_whitelist": "file"}, metadata_errors="ignore") as given,
-        av.open(str(target), "w", format=container) as made,
-    ):
+    remote = is_remote(source)
+    opened: Any = RangedFile(str(source)) if remote else str(source)
+    options = {"protocol_whitelist": "none" if remote else "file"}
+    source_container: Any = av.open(opened, options=options, metadata_errors="ignore")
+    with source_container as given, av.open(str(target), "w", format=container) as made:
         video: Any = given.streams.best("video")
         chosen = [video, *(stream for stream in given.streams.audio[:1] if stream.codec_context is not None)]
         copies = {stream.index: made.add_stream_from_template(stream) for stream in chosen}

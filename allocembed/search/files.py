@@ -1,8 +1,9 @@
-"""Find videos in folders, and recognise files by their content."""
+"""Find videos in folders and in object storage, and recognise files by their content."""
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EINVAL
 from pathlib import Path
@@ -10,6 +11,7 @@ from stat import S_ISREG
 from typing import Self
 
 from allocembed.errors import SearchError
+from allocembed.remote.objects import ObjectInfo, is_remote, list_objects, look
 from allocembed.video.clip import is_video
 
 BLOCK = 65_536
@@ -22,10 +24,10 @@ NOT_UTF8 = "its name is not valid UTF-8; rename it"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file on disk and what the index knows about it."""
+    """A file on disk or in object storage, and what the index knows about it."""
 
     path: str
-    """Absolute."""
+    """Absolute, or an address."""
     video: str = ""
     """Fingerprint of the content, if the file could be read."""
     size: int = 0
@@ -49,14 +51,26 @@ def find_videos(sources: Iterable[str | Path]) -> tuple[list[FileEntry], dict[st
     cycles. Entries that can never be opened have an `error`. The second result maps paths that cannot be looked at to
     the reason.
     """
-    found: dict[str, FileEntry] = {}
     unread: dict[str, str] = {}
+    found = {file.path: file for file in walk_videos(sources, unread)}
+    return list(found.values()), unread
+
+
+def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterator[FileEntry]:
+    """The same one by one, so that memory does not grow with their number. A file may come twice.
+
+    Paths that cannot be looked at are added to `unread`. An object comes with its fingerprint, which lists give.
+    """
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # else it was deleted meanwhile
             unread[str(Path(error.filename).absolute())] = cannot_read(error)
 
-    for source in map(Path, sources):
+    for source in sources:
+        if is_remote(source):
+            yield from _objects(str(source))
+            continue
+        source = Path(source)
         if not source.exists():
             raise SearchError(f"{source}: no such file or folder; check the path")
         for path in _walk(source, refuse) if source.is_dir() else [source]:
@@ -70,11 +84,38 @@ def find_videos(sources: Iterable[str | Path]) -> tuple[list[FileEntry], dict[st
                 refuse(error)  # its folder can be listed, but not entered
             except OSError:
                 if path.is_symlink():  # else it was deleted meanwhile
-                    found[absolute] = FileEntry(absolute, error=DANGLING)
+                    yield FileEntry(absolute, error=DANGLING)
             else:
                 cause = "" if S_ISREG(status.st_mode) else NOT_REGULAR
-                found[absolute] = FileEntry(absolute, size=status.st_size, changed=status.st_mtime_ns, error=cause)
-    return list(found.values()), unread
+                yield FileEntry(absolute, size=status.st_size, changed=status.st_mtime_ns, error=cause)
+
+
+def _objects(source: str) -> Iterator[FileEntry]:
+    """The object with this address, or the videos below it."""
+    source, empty = source.rstrip("/"), True
+    try:
+        with suppress(FileNotFoundError):
+            if is_video(source):
+                yield _object_entry(look(source))
+                return
+        for info in list_objects(source):
+            empty = False
+            names = info.address.removeprefix(source).strip("/").split("/")
+            if is_video(info.address) and not any(name.startswith(".") for name in names):
+                yield _object_entry(info)
+    except OSError as error:
+        raise SearchError(f"cannot list {source}: {error.strerror or error}") from error
+    if empty:
+        raise SearchError(f"{source}: there is nothing below this address; check it")
+
+
+def _object_entry(info: ObjectInfo) -> FileEntry:
+    return FileEntry(info.address, _object_fingerprint(info), info.size, info.changed)
+
+
+def _object_fingerprint(info: ObjectInfo) -> str:
+    """An object is what its ETag and size say: nothing of it is read."""
+    return hashlib.blake2b(f"{info.tag} {info.size}".encode(), digest_size=16).hexdigest()
 
 
 def _walk(folder: Path, refuse: Callable[[OSError], None]) -> Iterator[Path]:
@@ -93,8 +134,12 @@ def cannot_read(error: OSError) -> str:
 def identity(path: str | Path) -> tuple[int, ...]:
     """Numbers that change when a path gets another file or its file is written; also when it is moved and back.
 
-    Only regular files have them: opening a FIFO or a device may wait for ever.
+    Only regular files have them: opening a FIFO or a device may wait for ever. An object has its size, its date and
+    its ETag.
     """
+    if is_remote(path):
+        info = look(str(path))
+        return info.size, info.changed, int(_object_fingerprint(info), 16)
     return _identity(Path(path).stat())
 
 
@@ -107,6 +152,8 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 def is_there(path: str | Path) -> bool:
     """Whether a file exists and its folder can be entered."""
     try:
+        if is_remote(path):
+            return bool(look(str(path)))
         return Path(path).is_file()
     except OSError:
         return False
@@ -116,8 +163,11 @@ def fingerprint(path: str | Path) -> str:
     """32 hex digits that identify the content: the size and up to 64 blocks, spread evenly, both ends included.
 
     A file of up to 4 MB is read whole. In a larger one, an edit that keeps the exact size and touches none of the
-    blocks is not noticed; re-encoding or re-muxing a video always changes its header or its end.
+    blocks is not noticed; re-encoding or re-muxing a video always changes its header or its end. Of an object, the ETag
+    stands for the content.
     """
+    if is_remote(path):
+        return _object_fingerprint(look(str(path)))
     digest = hashlib.blake2b(digest_size=16)
     # A file may have become a FIFO since it was found. Opening one does not wait with O_NONBLOCK.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NONBLOCK)) as file:

@@ -1,10 +1,13 @@
 """Filters: which videos a search may return, by folder, date, length, resolution and speech."""
 
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from allocembed.errors import SearchError
+from allocembed.remote.objects import is_remote
+from allocembed.search.storage import quoted
 
 MOST = 10**9  # seconds or pixels: more than any video has
 LATEST = 2**63 // 10**9  # seconds from 1970, before or after it, that an index can hold in nanoseconds
@@ -65,3 +68,27 @@ def moment(text: str | None, name: str = "date") -> int | None:
     if abs(seconds) >= LATEST:
         raise SearchError(f"cannot filter by {name} {text!r}: give a date from 1678 to 2261")
     return seconds * 10**9
+
+
+def file_condition(filters: Filters) -> str:
+    """What the filters mean for a file, in SQL; speech is no property of a file.
+
+    >>> file_condition(Filters(folder="/it's", shortest=60, least_height=720))
+    "error = '' and starts_with(path, '/it''s/') and duration >= 60 and width >= 720 and height >= 720"
+    """
+    parts = ["error = ''"]
+    if filters.folder is not None:
+        folder = filters.folder if is_remote(filters.folder) else Path(filters.folder).absolute()
+        parts.append(f"starts_with(path, {quoted(str(folder).rstrip(os.sep) + os.sep)})")
+    after, before = moment(filters.after), moment(filters.before)
+    height = filters.least_height
+    for condition, value in (
+        ("changed >= {}", after),
+        ("changed < {}", before),
+        ("duration >= {}", filters.shortest),
+        ("duration <= {}", filters.longest),
+        ("width >= {}", height),
+        ("height >= {}", height),
+    ):
+        parts += [] if value is None else [condition.format(value)]
+    return " and ".join(parts)

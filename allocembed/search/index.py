@@ -13,6 +13,7 @@ import numpy as np
 
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
+from allocembed.remote.objects import is_below, is_remote
 from allocembed.search.files import FileEntry, find_videos, is_there
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
@@ -21,8 +22,8 @@ from allocembed.search.query import Query, check_query, combine, example_vectors
 from allocembed.search.said.lines import LineStore
 from allocembed.search.searching import SearchJob
 from allocembed.search.sentences import SentenceReader
-from allocembed.search.settings import IndexSettings
-from allocembed.search.storage import exists, is_free, locked
+from allocembed.search.settings import NEAR, IndexSettings
+from allocembed.search.storage import exists, is_free, locked, place_of
 from allocembed.search.store import EmbeddedSegment, IndexStore
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class VideoIndex:
         cls, uri: str | Path, config: EmbedConfig, *, segments: str = "auto", embedder: AllocEmbed | None = None
     ) -> VideoIndex:
         """Make an empty index. If an embedder is given, it must have been made from `config`."""
-        uri, settings = str(uri), IndexSettings(config, segments)
+        uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
         with locked(uri):
             if exists(uri):
@@ -75,7 +76,7 @@ class VideoIndex:
 
         A given config or `segments` must agree with the index, and a config decides about device, dtype and compile.
         """
-        store = IndexStore.open(str(uri))
+        store = IndexStore.open(place_of(uri))
         store.settings.check_config(config, segments)
         run = config or EmbedConfig(device=device, dtype=dtype, compile=compile)
         load = replace(store.settings.config, device=run.device, dtype=run.dtype, compile=run.compile)
@@ -113,7 +114,7 @@ class VideoIndex:
         `recheck` it does so again. Files that are not `ready` are left to a later run.
         """
         self.settings.check_may_grow()
-        transcriber = _transcriber(speech)
+        transcriber, sources = _transcriber(speech), list(sources)
         started = time.monotonic()
         with self.store.locked():
             found, unread = find_videos(sources)
@@ -122,7 +123,7 @@ class VideoIndex:
             run = IndexingRun(self, report, progress, transcriber)
             run.sort(found, retry_failed, recheck)
             run.embed(readers)
-            run.sweep(prune)
+            run.sweep(prune, [str(source) for source in sources if is_remote(source)])
             if report.embedded or report.dropped or report.moved or report.lines:
                 self.store.tidy()
                 self.lines.tidy()
@@ -222,7 +223,7 @@ class VideoIndex:
     def files_of(self, videos: Iterable[str], filters: Filters | None = None) -> dict[str, FileEntry]:
         """One file for each video that has any that meets the filters; of several copies, one that exists."""
         files: dict[str, FileEntry] = {}
-        for file in sorted(self.store.files_of(videos, filters), key=lambda file: (not is_there(file.path), file.path)):
+        for file in sorted(self.store.files_of(videos, filters), key=lambda file: (_is_absent(file), file.path)):
             files.setdefault(file.video, file)
         return files
 
@@ -285,9 +286,18 @@ def _words(query: str | Query) -> str:
     return "" if query.images or query.like else " ".join(query.texts)
 
 
+def _is_absent(file: FileEntry) -> bool:
+    """Whether a file on a disk is gone. An object is not asked for: that would cost a request for each hit."""
+    return not is_remote(file.path) and not is_there(file.path)
+
+
 def _paths_under(source: str | Path, files: list[FileEntry]) -> list[str]:
-    path = Path(source).absolute()
-    paths = [file.path for file in files if Path(file.path).is_relative_to(path)]
+    if is_remote(source):
+        address = str(source).rstrip("/")
+        paths = [file.path for file in files if is_below(file.path, address)]
+    else:
+        path = Path(source).absolute()
+        paths = [file.path for file in files if not is_remote(file.path) and Path(file.path).is_relative_to(path)]
     if not paths:
         raise SearchError(f"{source} is not in the index: allocembed index ls shows what is")
     return paths

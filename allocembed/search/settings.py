@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
 
 FORMAT = 2  # of the tables; increased when an older program could not read them
+NEAR = 1.0  # seconds; a moment of half a minute does not need the very frame
 PROBE = "a red car passes a house by the sea"
 SAME_MODEL = 0.99  # cosine of two vectors of the probe; bfloat16 and float32 differ by less
 
@@ -34,6 +35,9 @@ class IndexSettings:
     """Settings of a whole video; a window gets a share of the budget."""
     segments: str = "auto"
     """Windows: auto, off, or seconds."""
+    near: float = 0.0
+    """Seconds by which a frame of a window may be off in order to be a keyframe, which is faster to decode; 0 in older
+    indexes. Frames of whole videos are exact."""
     probe: tuple[float, ...] = ()
     """The model's vector of `PROBE`."""
     weights: str = ""

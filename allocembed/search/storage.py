@@ -1,16 +1,29 @@
 """The place of an index: a folder or an object-storage address, its lock, its errors, and conditions in SQL."""
 
+import random
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from allocembed.errors import AllocEmbedError, SearchError
+from allocembed.remote.objects import (
+    StorageFailure,
+    environment_options,
+    explain,
+    has_objects,
+    is_remote,
+    list_objects,
+    split,
+)
 from allocembed.search.lance import import_lancedb
+from allocembed.search.lease import LEASE, Lease, LeaseHeld
 from allocembed.search.places import without_folders
 
 LOCK = "indexing.lock"
 PATIENCE = 5.0  # seconds to wait for the lock: two runs that start at once must not both give way
+APPENDS = 20  # attempts to append, of half a minute each
 TABLES = ("vectors", "files", "about")
 SPOKEN = ("lines", "subtitles")  # tables of what was said; an index without it, or of an older version, has none
 NAMES_AT_ONCE = 500  # values in one condition
@@ -28,35 +41,64 @@ def exists(uri: str) -> bool:
 
 def has_table(uri: str, name: str) -> bool:
     """Whether there is a table whose making was completed."""
-    if is_local(uri):
+    if not is_remote(uri):
         return any((Path(uri) / f"{name}.lance" / "_versions").glob("*.manifest"))
-    lancedb, _ = import_lancedb()
     with storage_errors(uri, UNREADABLE):
-        return name in lancedb.connect(uri).list_tables().tables
+        return has_objects(f"{uri}/{name}.lance/_versions")
+
+
+def connect(uri: str, **options: Any) -> Any:
+    """LanceDB's connection to an index."""
+    lancedb, _ = import_lancedb()
+    if is_remote(uri):
+        options["storage_options"] = environment_options(uri) or None
+    return lancedb.connect(uri, **options)
 
 
 def is_free(uri: str) -> bool:
     """Whether an index can be made here: nothing exists, or only parts of an index that was never completed."""
-    if not is_local(uri) or not Path(uri).exists():
+    ours = {LOCK, LEASE, *(f"{name}.lance" for name in (*TABLES, *SPOKEN))}
+    if is_remote(uri):
+        with storage_errors(uri, UNREADABLE):
+            names = (each.address.removeprefix(f"{uri}/").partition("/")[0] for each in list_objects(uri))
+            return all(name in ours or name.startswith("indexing.probe-") for name in names)
+    if not Path(uri).exists():
         return True
-    ours = {LOCK, *(f"{name}.lance" for name in (*TABLES, *SPOKEN))}
     return Path(uri).is_dir() and all(path.name in ours for path in Path(uri).iterdir())
 
 
-def is_local(uri: str) -> bool:
-    """Whether the index is in a folder and not in object storage."""
-    return "://" not in uri
+def place_of(uri: str | Path) -> str:
+    """The place of an index as it is kept: an address has no slash at its end. Raise ConfigError for other schemes.
+
+    >>> place_of("s3://bucket/videos.index/"), place_of(Path("videos.index"))
+    ('s3://bucket/videos.index', 'videos.index')
+    """
+    uri = str(uri)
+    if not is_remote(uri):
+        return uri
+    if not split(uri)[2]:
+        raise SearchError(f"cannot keep an index in the whole bucket {uri}: give it a name, as in {uri}/videos.index")
+    return uri.rstrip("/")
 
 
 @contextmanager
-def locked(uri: str) -> Iterator[None]:
+def locked(uri: str) -> Iterator[Lease | None]:
     """Hold the lock of an index, so that no other run writes to it. A killed process holds no lock.
 
-    The folder is made if it does not exist, and is removed at the end if it holds nothing but the lock. Object storage
-    has no locks: there, two runs may embed the same video twice.
+    The folder is made if it does not exist, and is removed at the end if it holds nothing but the lock. In object
+    storage the lock is a lease, which is given to the block: another run may take it over if it cannot be renewed.
     """
-    if not is_local(uri):
-        yield
+    if is_remote(uri):
+        lease = Lease(uri)
+        with storage_errors(uri, UNWRITABLE):
+            try:
+                lease.acquire()
+            except LeaseHeld as error:
+                raise IndexBusy(str(error)) from error
+        try:
+            yield lease
+        finally:
+            lease.release()
         return
     from filelock import FileLock, Timeout
 
@@ -75,7 +117,7 @@ def locked(uri: str) -> Iterator[None]:
             cause = f"the index at {uri} cannot be written ({error.strerror})"
             raise SearchError(f"{cause}: check its permissions and the space on its disk") from error
     try:
-        yield
+        yield None
     finally:
         with suppress(OSError):
             if list(path.parent.iterdir()) == [path]:
@@ -86,11 +128,25 @@ def locked(uri: str) -> Iterator[None]:
         lock.release()
 
 
+def append(table: Any, rows: list[dict[str, Any]]) -> None:
+    """Append rows to a table that others append to at the same time, as workers of Ray do.
+
+    LanceDB gives up after half a minute of lost races. Then nothing was written, and it is tried again after a while.
+    """
+    for attempt in range(APPENDS):
+        try:
+            table.add(rows)
+            return
+        except Exception as error:
+            if "concurrent writers" not in str(error) or attempt == APPENDS - 1:
+                raise
+            time.sleep(random.uniform(0, 2 ** min(attempt + 1, 5)))
+
+
 def drop_tables(uri: str) -> None:
     """Drop what there is of an index; `about` first, so that a partly dropped index counts as absent."""
-    lancedb, _ = import_lancedb()
     with storage_errors(uri, UNWRITABLE):
-        database = lancedb.connect(uri)
+        database = connect(uri)
         for name in (*reversed(TABLES), *SPOKEN):
             database.drop_table(name, ignore_missing=True)
 
@@ -106,8 +162,12 @@ def storage_errors(uri: str, cause: str) -> Iterator[None]:
         # A Rust panic, as after one flipped bit in a manifest, is no Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        message = without_folders(" ".join(str(error).split()), [uri])  # it is named already
         kept = "what was indexed before is kept"
+        if isinstance(error, StorageFailure):
+            raise SearchError(f"{cause}, {uri}: {error.strerror}; {kept}") from error
+        if is_remote(uri):
+            raise SearchError(f"{cause}, {uri}: {explain(uri, str(error))}; {kept}") from error
+        message = without_folders(" ".join(str(error).split()), [uri])  # it is named already
         if any(sign in message.lower() for sign in ("no space", "storage full", "quota exceeded")):
             # LanceDB's own message is long and mostly about its internals.
             raise SearchError(

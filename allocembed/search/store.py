@@ -7,31 +7,31 @@ the next run recognises them by their fingerprint and only adds the file.
 """
 
 import json
-import os
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from allocembed.errors import SearchError
 from allocembed.search.files import FileEntry
-from allocembed.search.filters import Filters, moment
+from allocembed.search.filters import Filters, file_condition
 from allocembed.search.lance import import_lancedb
+from allocembed.search.lease import Lease
 from allocembed.search.settings import IndexSettings
 from allocembed.search.storage import (
     TABLES,
     UNREADABLE,
     UNWRITABLE,
+    append,
     conditions,
+    connect,
     drop_tables,
     exists,
     locked,
     one_of,
-    quoted,
     storage_errors,
 )
 
@@ -72,15 +72,16 @@ class IndexStore:
     def __init__(self, uri: str, tables: dict[str, Any], settings: IndexSettings) -> None:
         self.uri, self.settings = uri, settings
         self.vectors, self.files_table = tables["vectors"], tables["files"]
+        self._lease: Lease | None = None
 
     @classmethod
     def create(cls, uri: str, settings: IndexSettings) -> Self:
         """Make an empty index. The caller holds the lock and has checked that none exists."""
-        lancedb, pyarrow = import_lancedb()
+        _, pyarrow = import_lancedb()
         drop_tables(uri)  # those of an index that was never completed
         try:
             with storage_errors(uri, "cannot make the index"):
-                database = lancedb.connect(uri)
+                database = connect(uri)
                 for name, schema in _schemas(pyarrow, len(settings.probe)).items():
                     database.create_table(name, schema=schema, mode="create")
                 database.create_table("about", [{"settings": settings.as_json()}], mode="create")
@@ -95,10 +96,10 @@ class IndexStore:
         """Open an existing index."""
         if not exists(uri):
             raise SearchError(f"there is no index at {uri}: make one with allocembed index FOLDER --to {uri}")
-        lancedb, pyarrow = import_lancedb()
+        _, pyarrow = import_lancedb()
         with storage_errors(uri, UNREADABLE):
             # Another process may be indexing while this one searches.
-            database = lancedb.connect(uri, read_consistency_interval=timedelta(0))
+            database = connect(uri, read_consistency_interval=timedelta(0))
             tables = {name: database.open_table(name) for name in TABLES}
             stored = tables["about"].search().limit(1).to_list()
         if not stored or "settings" not in stored[0]:
@@ -110,21 +111,47 @@ class IndexStore:
                     raise SearchError(f"the table {name} of the index at {uri} is damaged: make a new index")
         return cls(uri, tables, settings)
 
-    def locked(self) -> AbstractContextManager[None]:
+    def as_of_now(self) -> Self:
+        """The same index with the files of this moment, whatever is written later."""
+        with storage_errors(self.uri, UNREADABLE):
+            files = connect(self.uri).open_table("files")
+            files.checkout(files.version)
+        return type(self)(self.uri, {"vectors": self.vectors, "files": files}, self.settings)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Hold the lock of this index."""
-        return locked(self.uri)
+        with locked(self.uri) as self._lease:
+            try:
+                yield
+            finally:
+                self._lease = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around a write: the lease, if there is one, must be held."""
+        if self._lease is not None:
+            self._lease.check()
+        with storage_errors(self.uri, UNWRITABLE):
+            yield
 
     def add_videos(self, videos: Iterable[tuple[str, Sequence[EmbeddedSegment]]]) -> None:
         """Add the segments of videos, by fingerprint, in one commit."""
         rows = [_row(video, segment) for video, segments in videos for segment in segments]
         if rows:
-            with storage_errors(self.uri, UNWRITABLE):
-                self.vectors.add(rows)
+            with self.writing():
+                append(self.vectors, rows)
+
+    def add_files(self, entries: Sequence[FileEntry]) -> None:
+        """Add files whose paths are new. Unlike `put_files`, this takes as long in a large table as in a small one."""
+        if entries:
+            with self.writing():
+                self.files_table.add([asdict(file) for file in entries])
 
     def put_files(self, entries: Sequence[FileEntry]) -> None:
         """Add or replace files, by path."""
         if entries:
-            with storage_errors(self.uri, UNWRITABLE):
+            with self.writing():
                 merge = self.files_table.merge_insert("path")
                 merge.when_matched_update_all().when_not_matched_insert_all().execute(
                     [asdict(file) for file in entries]
@@ -139,7 +166,7 @@ class IndexStore:
         self._delete(self.vectors, "video", videos)
 
     def _delete(self, table: Any, column: str, values: Iterable[str]) -> None:
-        with storage_errors(self.uri, UNWRITABLE):
+        with self.writing():
             for condition in conditions(column, values):
                 table.delete(condition)
 
@@ -149,13 +176,13 @@ class IndexStore:
 
     def files_of(self, videos: Iterable[str], filters: Filters | None = None) -> list[FileEntry]:
         """The files that have the given contents and meet the filters."""
-        wanted = _file_condition(filters or Filters())
+        wanted = file_condition(filters or Filters())
         return [file for each in conditions("video", videos) for file in self._files(f"{wanted} and {each}")]
 
     def matching(self, filters: Filters) -> set[str]:
         """Contents of the files that meet the filters, without regard to speech."""
         with storage_errors(self.uri, UNREADABLE):
-            query = self.files_table.search().where(_file_condition(filters)).select(["video"]).limit(EVERYTHING)
+            query = self.files_table.search().where(file_condition(filters)).select(["video"]).limit(EVERYTHING)
             return set(query.to_arrow()["video"].to_pylist())
 
     def _files(self, condition: str | None) -> list[FileEntry]:
@@ -167,6 +194,15 @@ class IndexStore:
     def videos(self) -> set[str]:
         """Fingerprints of all contents that have vectors."""
         return {row["video"] for row in self._rows("number = 0", ["video"])}
+
+    def known_videos(self, videos: Iterable[str]) -> set[str]:
+        """Those of the given contents that have vectors."""
+        found = (self._rows(f"number = 0 and {each}", ["video"]) for each in conditions("video", videos))
+        return {row["video"] for rows in found for row in rows}
+
+    def files_at(self, paths: Iterable[str]) -> dict[str, FileEntry]:
+        """The files with these paths."""
+        return {file.path: file for each in conditions("path", paths) for file in self._files(each)}
 
     def segments(self, large: Sequence[str] = ()) -> dict[str, list[EmbeddedSegment]]:
         """All segments of all videos, the whole video first; `large` names the large fields that are wanted."""
@@ -281,7 +317,7 @@ class IndexStore:
 
     def tidy(self) -> None:
         """Merge the small files that many commits leave, delete old versions, and build what a large index needs."""
-        with storage_errors(self.uri, UNWRITABLE):
+        with self.writing():
             for table in (self.vectors, self.files_table):
                 # One hour, because another process may be reading an older version.
                 table.optimize(cleanup_older_than=timedelta(hours=1))
@@ -295,42 +331,20 @@ class IndexStore:
         if count > LOOKUP_UP_TO and "video" not in built:
             for table in (self.vectors, self.files_table):
                 table.create_index("video", config=BTree())
+        if self.file_count() > LOOKUP_UP_TO and "path" not in _indexed(self.files_table):
+            self.files_table.create_index("path", config=BTree())
         if count > EXACT_UP_TO and "vector" not in built:
             partitions = max(1, count // PARTITION)
             self.vectors.create_index("vector", config=IvfSq(distance_type="cosine", num_partitions=partitions))
 
     def indexed_columns(self) -> set[str]:
         """Columns of the vectors' table that have an index of their own."""
-        return {column for index in self.vectors.list_indices() for column in index.columns}
+        return _indexed(self.vectors)
 
     def discard(self) -> None:
         """Remove the index. The caller holds the lock."""
         with storage_errors(self.uri, "the empty index cannot be removed"):
             drop_tables(self.uri)
-
-
-def _file_condition(filters: Filters) -> str:
-    """What the filters mean for a file, in SQL; speech is no property of a file.
-
-    >>> _file_condition(Filters(folder="/it's", shortest=60, least_height=720))
-    "error = '' and starts_with(path, '/it''s/') and duration >= 60 and width >= 720 and height >= 720"
-    """
-    parts = ["error = ''"]
-    if filters.folder is not None:
-        folder = str(Path(filters.folder).absolute()).rstrip(os.sep) + os.sep
-        parts.append(f"starts_with(path, {quoted(folder)})")
-    after, before = moment(filters.after), moment(filters.before)
-    height = filters.least_height
-    for condition, value in (
-        ("changed >= {}", after),
-        ("changed < {}", before),
-        ("duration >= {}", filters.shortest),
-        ("duration <= {}", filters.longest),
-        ("width >= {}", height),
-        ("height >= {}", height),
-    ):
-        parts += [] if value is None else [condition.format(value)]
-    return " and ".join(parts)
 
 
 def _row(video: str, segment: EmbeddedSegment) -> dict[str, Any]:
@@ -341,6 +355,10 @@ def _segment(row: dict[str, Any]) -> EmbeddedSegment:
     if "film" in row:
         row["film"] = json.loads(row["film"])
     return EmbeddedSegment(**row)
+
+
+def _indexed(table: Any) -> set[str]:
+    return {column for index in table.list_indices() for column in index.columns}
 
 
 def _columns(schema: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from allocembed.remote.objects import is_remote
 from allocembed.search.files import FileEntry, cannot_read, fingerprint, is_there
 from allocembed.search.index import VideoIndex
 from allocembed.search.said.lines import INSIDE, SPEECH, TextSource
@@ -60,13 +61,16 @@ def _subtitle_problems(source: TextSource) -> list[str]:
 
 
 def _problems(file: FileEntry, has_vectors: bool) -> list[str]:
-    path = Path(file.path)
+    path = file.path
     problems = [] if has_vectors else [f"{path}: its vectors are missing; run allocembed index on it"]
+    gone = f"{path}: the file no longer exists; run allocembed index with --prune to forget it"
     try:
-        if not path.is_file():
-            problems.append(f"{path}: the file no longer exists; run allocembed index with --prune to forget it")
+        if not is_remote(path) and not Path(path).is_file():
+            problems.append(gone)
         elif fingerprint(path) != file.video:
             problems.append(f"{path}: the file has changed; run allocembed index on it with --recheck")
+    except FileNotFoundError:
+        problems.append(gone)
     except OSError as error:
         problems.append(f"{path}: {cannot_read(error)}")
     return problems

@@ -191,8 +191,8 @@ def test_searches_while_indexing_see_whole_videos_only(index, folder, originals)
 def test_whatever_stops_a_run_what_is_finished_is_kept(empty, folder, monkeypatch, error):
     real = indexing.embed_videos
 
-    def interrupted(*given):
-        for number, embedded in enumerate(real(*given)):
+    def interrupted(*given, **named):
+        for number, embedded in enumerate(real(*given, **named)):
             if number == 3:
                 raise error
             yield embedded
@@ -208,7 +208,7 @@ def test_whatever_stops_a_run_what_is_finished_is_kept(empty, folder, monkeypatc
 def test_windows_are_written_with_their_video_or_not_at_all(index, folder, monkeypatch):
     write_video(folder / "again.mp4", 280)
 
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("a fault in the middle")
         yield
 

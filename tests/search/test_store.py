@@ -14,6 +14,7 @@ import pytest
 
 from allocembed.errors import BackboneError
 from allocembed.search import SearchError, VideoIndex, storage, store
+from allocembed.search.doubles import drop_doubles
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 
@@ -203,3 +204,17 @@ def test_vectors_are_read_as_one_array(index):
     pieces = [piece for each in index.store.segments(("vector",)).values() for piece in each]
     assert all(piece.vector.base is pieces[0].vector.base for piece in pieces)
     assert pieces[0].vector.base.size == 11 * len(index.settings.probe) and pieces[0].vector.dtype == np.float32
+
+
+def test_content_that_two_writers_have_added_is_left_once(index):
+    """As after a kill: the worker of a dead run commits after the next run has looked."""
+    wanted = {video: [each.number for each in segments] for video, segments in index.store.segments().items()}
+    windows = next(video for video, numbers in wanted.items() if len(numbers) > 1)
+    stored = index.store.segments(("film", "picture", "vector"))
+    index.store.add_videos([(windows, stored[windows])])
+    assert any("2 times" in problem for problem in verify(index))
+    with index.store.locked():
+        assert drop_doubles(index.store) == len(wanted[windows])
+        assert drop_doubles(index.store) == 0
+    found = {video: [each.number for each in segments] for video, segments in index.store.segments().items()}
+    assert found == wanted and verify(index) == []

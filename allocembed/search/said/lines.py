@@ -15,7 +15,7 @@ from allocembed.search.files import FileEntry
 from allocembed.search.lance import import_lancedb
 from allocembed.search.said.subtitles import Line
 from allocembed.search.said.words import LONGEST_WORD, words
-from allocembed.search.storage import UNREADABLE, UNWRITABLE, conditions, has_table, one_of, storage_errors
+from allocembed.search.storage import UNREADABLE, UNWRITABLE, conditions, connect, has_table, one_of, storage_errors
 
 EVERYTHING = 2**31 - 1
 INSIDE, SPEECH = "inside", "speech"  # origins that belong to the content of a video and not to a path
@@ -69,18 +69,17 @@ class LineStore:
     def _table(self, name: str) -> Any:
         """The table, or None if it does not exist. Another process may make it at any time."""
         if name not in self._opened and has_table(self.uri, name):
-            lancedb, _ = import_lancedb()
             with storage_errors(self.uri, UNREADABLE):
-                database = lancedb.connect(self.uri, read_consistency_interval=timedelta(0))
+                database = connect(self.uri, read_consistency_interval=timedelta(0))
                 self._opened[name] = database.open_table(name)
         return self._opened.get(name)
 
     def _made(self, name: str) -> Any:
         """The table, made if it does not exist. The caller holds the lock of the index."""
         if self._table(name) is None:
-            lancedb, pyarrow = import_lancedb()
+            _, pyarrow = import_lancedb()
             with storage_errors(self.uri, UNWRITABLE):
-                database = lancedb.connect(self.uri)
+                database = connect(self.uri)
                 database.drop_table(name, ignore_missing=True)  # what a kill has left of one
                 database.create_table(name, schema=_schemas(pyarrow)[name], mode="create")
         table = self._table(name)

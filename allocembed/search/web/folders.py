@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from allocembed.remote.objects import is_remote
+
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
 
@@ -30,7 +32,8 @@ class FolderNames:
         """Folders by name, in order."""
         with self._lock:
             if (started := time.monotonic()) >= self._due:
-                self._names = folder_names(file.path for file in self.index.files() if not file.error)
+                paths = [file.path for file in self.index.files() if not file.error and not is_remote(file.path)]
+                self._names = folder_names(paths)
                 self._folders = {folder: name for name, folder in self._names.items()}
                 taken = time.monotonic() - started
                 self._due = started + max(SECONDS, 100 * taken)

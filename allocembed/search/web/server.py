@@ -21,7 +21,7 @@ from allocembed import __version__
 from allocembed.errors import AllocEmbedError, MissingDependency, SearchError
 from allocembed.film import scale_colour
 from allocembed.output.console import complain, stderr
-from allocembed.search.contents import NoSuchVideo, file_of, segments_of
+from allocembed.search.contents import NoSuchVideo, file_of, path_of, segments_of
 from allocembed.search.index import VideoIndex
 from allocembed.search.places import places_of, without_folders
 
@@ -151,7 +151,7 @@ def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
     def moment(video: VideoId, query: Annotated[str, Parameter(pattern="^[0-9a-f]{16}$")]) -> dict[str, Any]:
         """Where in a video the thing is that a search, by the `query` of its hits, looked for."""
         entry = file_of(index, video)
-        contents.check(Path(entry.path), video)
+        contents.check(path_of(entry), video)
         with looks.place(), queue.place():
             return answers.moment(entry, query)
 
@@ -202,7 +202,7 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
     @app.get("/api/videos/{video}/file", response_class=FileResponse)
     def file(video: VideoId) -> FileResponse:
         """The video file; parts of it by range requests."""
-        path = Path(file_of(index, video).path)
+        path = path_of(file_of(index, video))
         contents.check(path, video)
         kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
         # The browser asks each time, because the file may have changed since.
@@ -214,7 +214,7 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
         """A moment of the video as a file, copied without re-encoding; it begins at the keyframe before `start`."""
         entry = file_of(index, video)
         check_clip(entry, start, end)
-        contents.check(Path(entry.path), video)
+        contents.check(path_of(entry), video)
         with cutting.place():
             return clip_response(entry, start, end)
 

@@ -1,0 +1,86 @@
+"""`--engine ray` of `index` and `embed`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from allocembed.cli.options import Place, UsageError
+from allocembed.config import EmbedConfig
+from allocembed.output.console import complain, progress, say
+from allocembed.scale.cluster import ClusterOptions
+from allocembed.search.files import find_videos
+from allocembed.search.indexing import IndexReport
+from allocembed.search.storage import exists
+
+
+def index_with_ray(
+    sources: Sequence[Place],
+    to: str,
+    config: EmbedConfig,
+    segments: str | None,
+    cluster: ClusterOptions,
+    options: dict[str, Any],
+) -> IndexReport:
+    """Index with Ray, and show rate, failures and the time left."""
+    from allocembed.scale import indexing
+
+    cluster.check()
+    indexing.check_sources(sources)
+    new = not exists(to)
+    with progress("indexing") as shown:
+
+        def show(report: IndexReport) -> None:
+            failed = len(report.failed) + report.skipped
+            note = f"{failed:,} failed, {report.tokens:,} tokens" if failed else f"{report.tokens:,} tokens"
+            shown.update(report.done, report.total or None, note)
+
+        try:
+            index, report = indexing.index_with_ray(
+                to, sources, config, cluster, segments=segments, progress=show, **options
+            )
+        except KeyboardInterrupt:
+            say(f"what was committed is kept in {to}; run the same command again to continue")
+            raise
+    if new:
+        # An empty index would hold the next run to options with which nothing could be indexed.
+        index.discard_if_empty()
+    return report
+
+
+def embed_with_ray(
+    videos: Sequence[Place],
+    failed: list[str],
+    out: Place,
+    config: EmbedConfig,
+    cluster: ClusterOptions,
+    question: str | None,
+    instruction: str | None,
+) -> int:
+    """Embed with Ray into a folder of Parquet files; return the exit status."""
+    from allocembed.scale import vectors
+
+    cluster.check()
+    if not str(out).endswith(".parquet"):
+        raise UsageError(f"several processes write a folder of Parquet files: --out must end in .parquet, not {out}")
+    if isinstance(out, Path) and out.is_file():
+        raise UsageError(f"several processes write a folder, and {out} is a file: choose another --out")
+    found, unread = find_videos(videos)
+    failed = [*failed, *(f"{path}: {cause}" for path, cause in unread.items())]
+    written = spent = before = 0
+    with progress("embedding", len(found)) as shown:
+        outcomes = vectors.embed_with_ray(
+            iter(found), str(out), config, cluster, question=question, instruction=instruction
+        )
+        for outcome in outcomes:
+            if outcome is None:
+                before += 1
+            elif outcome.status == "failed":
+                failed.append(outcome.error)
+            else:
+                written, spent = written + 1, spent + outcome.tokens
+            shown.advance(f"{len(failed):,} failed, {spent:,} tokens" if failed else f"{spent:,} tokens")
+    there = f", {before} were there" if before else ""
+    say(f"{written} of {len(found)} videos embedded{there}, {spent:,} tokens → {out}")
+    for failure in failed:
+        complain("left out", failure)
+    return 1 if failed else 0

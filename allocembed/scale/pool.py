@@ -1,0 +1,162 @@
+"""Hand items out to Ray actors in portions, and get one result for each item, whatever happens to the actors.
+
+An actor that dies is started again by Ray, and what it had not finished is handed out again. An item that kills its
+actor again and again is given up, alone: it gets a result that says so. Memory does not grow with the number of items.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from allocembed.errors import AllocEmbedError, SearchError
+from allocembed.scale.cluster import Cluster
+
+PORTION = 64  # items that are handed out at once, if there are many
+ATTEMPTS = 3  # deaths or failures with one item before it is given up
+STARTS = 200  # requests to an actor that is being started, before it is given up
+PAUSE = 1.0  # seconds between them
+DIED = "the worker died {} times while it read this file; the file may be damaged, or memory too small"
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass
+class _Portion(Generic[Item]):
+    items: Sequence[Item]
+    attempts: int = 0
+    again: bool = False
+    """Whether an actor may have done a part of it already."""
+
+
+@dataclass
+class _Slot(Generic[Item]):
+    """One actor: starting as long as `starting` is set, else with what it works on, the oldest first."""
+
+    actor: Any
+    starting: Any = None
+    failed_starts: int = 0
+    work: dict[Any, _Portion[Item]] = field(default_factory=dict)
+
+
+class WorkerPool(Generic[Item, Result]):
+    """Actors of one class, which has the methods `ready()` and `work(items, again) -> results`."""
+
+    def __init__(self, cluster: Cluster, kind: type, *arguments: Any, portion: int = PORTION) -> None:
+        """Start actors with these arguments. At most `portion` items, or 64 if that is more, are handed out at once."""
+        self.ray, self.count, self.portion = cluster.ray, cluster.workers, max(portion, PORTION)
+        actor = cluster.ray.remote(kind).options(**cluster.resources(), max_restarts=-1, max_task_retries=0)
+        self.slots: list[_Slot[Item]] = [_Slot(actor.remote(*arguments)) for _ in range(cluster.workers)]
+        self.again: deque[_Portion[Item]] = deque()
+        self.restarts = 0
+        """Deaths of actors so far."""
+
+    def run(self, items: Iterator[Item], give_up: Callable[[Item, str], Result]) -> Iterator[Result]:
+        """Yield a result for each item, in any order. `give_up` makes that of an item that no actor survives.
+
+        An AllocEmbedError of an actor ends the run; any other exception counts like a death.
+        """
+        backlog: deque[Item] = deque()
+        for slot in self.slots:
+            slot.starting = slot.actor.ready.remote()
+        while True:
+            backlog.extend(islice(items, max(0, 2 * self.count * self.portion - len(backlog))))
+            self._hand_out(backlog)
+            waiting = [ref for slot in self.slots for ref in ([slot.starting] if slot.starting else slot.work)]
+            if not any(slot.work for slot in self.slots) and not backlog and not self.again:
+                return
+            for ref in self.ray.wait(waiting, num_returns=1)[0]:
+                slot = next(slot for slot in self.slots if ref == slot.starting or ref in slot.work)
+                if ref == slot.starting:
+                    self._started(slot)
+                else:
+                    yield from self._finished(slot, ref, give_up)
+
+    def close(self) -> None:
+        """End the actors."""
+        for slot in self.slots:
+            self.ray.kill(slot.actor)
+
+    def _hand_out(self, backlog: deque[Item]) -> None:
+        """Give each actor two portions: one to work on, one to begin with at once."""
+        for depth in (1, 2):
+            for slot in self.slots:
+                if slot.starting or len(slot.work) >= depth or not (self.again or backlog):
+                    continue
+                if self.again:
+                    portion = self.again.popleft()
+                else:
+                    # Towards the end portions shrink, so that all actors end at about the same time.
+                    size = max(1, min(self.portion, len(backlog) // (2 * self.count)))
+                    portion = _Portion([backlog.popleft() for _ in range(size)])
+                slot.work[slot.actor.work.remote(portion.items, portion.again)] = portion
+
+    def _started(self, slot: _Slot[Item]) -> None:
+        try:
+            self.ray.get(slot.starting)
+            slot.starting, slot.failed_starts = None, 0
+            return
+        except self.ray.exceptions.RayActorError as error:
+            slot.failed_starts += 1
+            cause = getattr(error, "cause", None) or error
+            unavailable = isinstance(error, self.ray.exceptions.ActorUnavailableError)
+        if unavailable and slot.failed_starts < STARTS:
+            time.sleep(PAUSE)
+            slot.starting = slot.actor.ready.remote()
+            return
+        failure = _own_error(cause)
+        if failure is not None:
+            raise failure
+        self.slots.remove(slot)
+        if not self.slots:
+            raise SearchError(
+                f"no worker could be started ({_brief(cause)}): check the memory and the GPUs of the machines"
+            )
+
+    def _finished(self, slot: _Slot[Item], ref: Any, give_up: Callable[[Item, str], Result]) -> Iterator[Result]:
+        errors = self.ray.exceptions
+        try:
+            results = self.ray.get(ref)
+        except errors.RayActorError:
+            self.restarts += 1
+            first, *others = slot.work.values()
+            slot.work = {}
+            slot.starting = slot.actor.ready.remote()
+            self.again.extend(others)
+            yield from self._blame(first, DIED.format(ATTEMPTS), give_up)
+        except errors.RayTaskError as error:
+            failure = _own_error(error.cause)
+            if failure is not None:
+                raise failure from error
+            yield from self._blame(slot.work.pop(ref), f"it cannot be read ({_brief(error.cause)})", give_up)
+        else:
+            del slot.work[ref]
+            yield from results
+
+    def _blame(self, portion: _Portion[Item], cause: str, give_up: Callable[[Item, str], Result]) -> Iterator[Result]:
+        """Hand a portion out again: first as it is, then item by item, and in the end not at all."""
+        attempts = portion.attempts + 1
+        if len(portion.items) == 1 and attempts >= ATTEMPTS:
+            yield give_up(portion.items[0], cause)
+        elif len(portion.items) > 1 and attempts >= 2:
+            self.again.extend(_Portion([item], again=True) for item in portion.items)
+        else:
+            self.again.append(_Portion(portion.items, attempts, again=True))
+
+
+def _own_error(cause: Any) -> AllocEmbedError | None:
+    """The error of ours that an actor has raised, as itself: Ray wraps it."""
+    while cause is not None:
+        if isinstance(cause, AllocEmbedError):
+            return cause
+        cause = getattr(cause, "cause", None)
+    return None
+
+
+def _brief(error: Any) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

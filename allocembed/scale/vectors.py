@@ -1,0 +1,204 @@
+"""Embed with Ray into a folder of Parquet files, which tools read as one table.
+
+Each worker writes what it has embedded as files of its own, whole or absent. A run that was killed is continued by what
+these files hold: a file of the same path, size and date, or ETag, is not embedded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from allocembed.config import EmbedConfig
+from allocembed.errors import OutputError
+from allocembed.output.files import whole_file
+from allocembed.output.vectors import table_of
+from allocembed.remote.objects import is_remote, list_objects, read, write
+from allocembed.scale.cluster import ClusterOptions, connected
+from allocembed.scale.pool import WorkerPool
+from allocembed.search.files import FileEntry
+
+ABOUT = "_settings.json"  # tools that read the folder leave out names with a line in front
+
+
+@dataclass(frozen=True)
+class VectorOutcome:
+    """What became of a video: all that travels back to the driver."""
+
+    source: str
+    status: Literal["embedded", "failed"]
+    tokens: int = 0
+    error: str = ""
+
+
+class PartFolder:
+    """A folder of Parquet files, on a disk or in object storage."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place.rstrip("/")
+
+    def settle(self, settings: dict[str, Any]) -> None:
+        """Write the settings into a new folder. Raise OutputError if an old one has others."""
+        stated = json.dumps(settings, sort_keys=True)
+        try:
+            old = self._read(ABOUT)
+        except FileNotFoundError:
+            if next(self._names(), None) is not None:
+                raise OutputError(f"cannot write to {self.place}: it holds other files; choose another --out") from None
+            self.write(ABOUT, stated.encode())
+            return
+        except OSError as error:
+            raise OutputError(f"cannot write to {self.place}: {error.strerror or error}") from error
+        if old.decode(errors="replace") != stated:
+            raise OutputError(
+                f"cannot continue {self.place}: it was made with other settings; give the same, or choose another --out"
+            )
+
+    def done(self) -> set[bytes]:
+        """Keys of all videos that the files hold, eight bytes each."""
+        from pyarrow import parquet
+
+        keys: set[bytes] = set()
+        for name in list(self._names()):
+            if name.endswith(".parquet"):
+                table = parquet.read_table(io.BytesIO(self._read(name)), columns=["key"])
+                keys.update(bytes.fromhex(key) for key in table["key"].to_pylist())
+        return keys
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that is whole or absent."""
+        if is_remote(self.place):
+            try:
+                write(f"{self.place}/{name}", content)
+            except OSError as error:
+                raise OutputError(f"cannot write to {self.place}: {error.strerror or error}") from error
+            return
+        with whole_file(Path(self.place) / name) as scratch:
+            scratch.write_bytes(content)
+
+    def _read(self, name: str) -> bytes:
+        return read(f"{self.place}/{name}")[0] if is_remote(self.place) else (Path(self.place) / name).read_bytes()
+
+    def _names(self) -> Iterator[str]:
+        if is_remote(self.place):
+            yield from (info.address.rpartition("/")[2] for info in list_objects(self.place))
+        elif Path(self.place).is_dir():
+            yield from (path.name for path in Path(self.place).iterdir())
+
+
+class VectorWorker:
+    """A process with a model, which embeds files and writes their vectors. Ray makes it an actor."""
+
+    def __init__(
+        self, config: EmbedConfig, place: str, cores: int, commit: int, question: str | None, instruction: str | None
+    ) -> None:
+        import torch
+
+        from allocembed.embedder import AllocEmbed
+        from allocembed.execution.threads import limit_cores
+
+        limit_cores(cores)
+        torch.set_num_threads(cores)
+        self.embedder, self.folder, self.commit = AllocEmbed.from_config(config), PartFolder(place), commit
+        self.question, self.instruction = question, instruction
+
+    def ready(self) -> int:
+        """The id of the process, once the model is loaded."""
+        return os.getpid()
+
+    def work(self, files: Sequence[FileEntry], again: bool = False) -> list[VectorOutcome]:
+        """Embed files; one outcome for each. What is handed out `again` may have been written before."""
+        from allocembed.embedder import Failure
+
+        done = self.folder.done() if again else set[bytes]()
+        outcomes = [VectorOutcome(file.path, "embedded") for file in files if is_done(file, done)]
+        files = [file for file in files if not is_done(file, done)]
+        rows: list[tuple[str, Any]] = []
+        stream = self.embedder.stream([file.path for file in files], self.question, instruction=self.instruction)
+        for file, result in zip(files, stream, strict=True):
+            if isinstance(result, Failure):
+                outcomes.append(VectorOutcome(file.path, "failed", error=str(result.error)))
+                continue
+            rows.append((key_of(file), result))
+            outcomes.append(VectorOutcome(file.path, "embedded", result.cost))
+            if len(rows) >= self.commit:
+                self._write(rows)
+                rows = []
+        self._write(rows)
+        return outcomes
+
+    def _write(self, rows: Sequence[tuple[str, Any]]) -> None:
+        if not rows:
+            return
+        from pyarrow import parquet
+
+        table = table_of([embedding for _, embedding in rows]).append_column("key", [[key for key, _ in rows]])
+        content = io.BytesIO()
+        parquet.write_table(table, content)
+        # The name follows from the videos: whoever embeds the same again writes the same file.
+        name = hashlib.blake2b("".join(key for key, _ in rows).encode(), digest_size=16).hexdigest()
+        self.folder.write(f"part-{name}.parquet", content.getvalue())
+
+
+def key_of(file: FileEntry) -> str:
+    """Stands for a path with this size and date, or ETag."""
+    about = f"{file.path}\n{file.size}\n{file.video or file.changed}"
+    return hashlib.blake2b(about.encode(), digest_size=8).hexdigest()
+
+
+def is_done(file: FileEntry, done: set[bytes]) -> bool:
+    return bytes.fromhex(key_of(file)) in done
+
+
+def embed_with_ray(
+    files: Iterator[FileEntry],
+    place: str,
+    config: EmbedConfig,
+    cluster: ClusterOptions,
+    *,
+    question: str | None = None,
+    instruction: str | None = None,
+) -> Iterator[VectorOutcome | None]:
+    """Embed files into a folder of Parquet files. Yield an outcome for each, None for one that is there already."""
+    folder = PartFolder(place)
+    folder.settle({**config.settings(), "question": question, "instruction": instruction})
+    done, skipped = folder.done(), 0
+
+    def new() -> Iterator[FileEntry]:
+        nonlocal skipped
+        for file in files:
+            if is_done(file, done):
+                skipped += 1
+            else:
+                yield file
+
+    first = next(pending := new(), None)
+    if first is not None:
+        with connected(cluster) as connection:
+            pool = WorkerPool[FileEntry, VectorOutcome](
+                connection,
+                VectorWorker,
+                config,
+                place,
+                connection.cores,
+                cluster.commit,
+                question,
+                instruction,
+                portion=cluster.commit,
+            )
+            try:
+                yield from pool.run(chain([first], pending), _give_up)
+            finally:
+                pool.close()
+    yield from (None for _ in range(skipped))
+
+
+def _give_up(file: FileEntry, cause: str) -> VectorOutcome:
+    return VectorOutcome(file.path, "failed", error=f"{file.path}: {cause}")
