@@ -134,9 +134,10 @@ class VideoSource(ABC):
             for count, indices in chosen.items()
         }
 
-    def windows(self, number: int, count: int, seek: Seek = "exact") -> Iterator[Clip]:
+    def windows(self, number: int, count: int, seek: Seek = "exact", *, within: float = 0.0) -> Iterator[Clip]:
         """Cut the source into `number` equal windows and yield `count` frames of each, in one pass.
 
+        By `exact` seeking, a keyframe is taken instead of a frame that is at most `within` seconds away from it.
         Each frame is decoded once, and one window is held in memory at a time. Exhaust the iterator before reading
         anything else from this source.
         """
@@ -146,8 +147,10 @@ class VideoSource(ABC):
         span, table, done = self.spans[seek], self.table, 0
         windows, starts = span.windows(number, count), span.starts(number)
         if table.trusted and len(table) == span.source_total:
-            if seek == "keyframe":
-                windows = [_on_keyframes(table, window, *span.bounds(number, k)) for k, window in enumerate(windows)]
+            reach = np.inf if seek == "keyframe" else within * table.tick_rate
+            if reach:
+                bounds = (span.bounds(number, k) for k in range(number))
+                windows = [_on_keyframes(table, one, *own, reach) for one, own in zip(windows, bounds, strict=True)]
             pictures = self.decoder.pictures(table, np.unique(np.concatenate(windows)).tolist())
             try:
                 for clip in self._cut(span, windows, starts, table.times, pictures):
@@ -270,11 +273,12 @@ def choose_frames(
     return keyframes, exact
 
 
-def _on_keyframes(table: FrameTable, window: np.ndarray, first: int, end: int) -> np.ndarray:
-    """Move each frame to the nearest keyframe of its window [first, end) if within half the distance to the next."""
+def _on_keyframes(table: FrameTable, window: np.ndarray, first: int, end: int, reach: float) -> np.ndarray:
+    """Move each frame to the nearest keyframe of its window [first, end) if within `reach` ticks, and within half the
+    distance to the next frame."""
     keys, stamps = table.keys_within(first, end), table.stamps
     if not len(keys):
         return window
-    reach = (stamps[window[-1]] - stamps[window[0]]) / max(1, len(window) - 1) / 2
+    reach = min(reach, float(stamps[window[-1]] - stamps[window[0]]) / max(1, len(window) - 1) / 2)
     distances = np.abs(stamps[keys][None] - stamps[window][:, None])
     return np.unique(np.where(distances.min(1) <= reach, keys[distances.argmin(1)], window))

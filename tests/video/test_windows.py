@@ -43,6 +43,16 @@ def test_windows_of_a_file_without_timestamps_are_counted_out(tmp_path: Path) ->
     assert all(np.array_equal(clip.frames, pictures[clip.indices]) for clip in clips)
 
 
+def test_windows_take_keyframes_that_are_near_enough(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", 200, options=SHORT_GROUPS)
+    pictures, _ = read_all(path)
+    with open_video(path) as video:
+        exact, near = list(video.windows(4, 2)), list(video.windows(4, 2, within=0.1))
+    assert [clip.indices.tolist() for clip in exact] == [[12, 37], [62, 87], [112, 137], [162, 187]]
+    assert [clip.indices.tolist() for clip in near] == [[10, 37], [60, 87], [110, 137], [160, 187]]
+    assert all(np.array_equal(clip.frames, pictures[clip.indices]) for clip in near)
+
+
 def test_windows_by_keyframe_take_keyframes(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", 200, options=SHORT_GROUPS)
     pictures, _ = read_all(path)
