@@ -33,9 +33,9 @@ class EmbedConfig:
     backbone: str = DEFAULT_BACKBONE
     """Embedding model: short name, hub id or local folder."""
     inputs: str | None = None
-    """Which of the model's own input pipelines to follow: transformers-4.57 or transformers-5.10 for
-    Qwen3-VL-Embedding; vlm2vec-v2, vlm2vec-v1 or vlm2vec-demo for VLM2Vec; token-mean, frame-mean, timestamps, or
-    70-tokens to 1120-tokens for EmbeddingGemma 2. Default: the one of its published scores."""
+    """Which of the model's own input pipelines to follow, such as transformers-5.10 for Qwen3-VL-Embedding,
+    vlm2vec-demo for VLM2Vec or 70-tokens for EmbeddingGemma 2; docs/parity.md lists all. Default: the model's first
+    one there."""
     allocator: str = "auto"
     """How the budget is spent: base, full, uniform, content, select, sensitivity, learned, the folder or hub id of a
     learned allocator, or auto (learned if one is bundled for the backbone, else uniform). learned+sensitivity and
@@ -60,13 +60,13 @@ class EmbedConfig:
     device: str = field(default="auto", metadata=RUN_ONLY)
     """auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
     dtype: DType = field(default="auto", metadata=RUN_ONLY)
-    """auto is bfloat16 on CUDA, and for large models on CPUs that compute in it, else float32. int8 is for CPUs: the
-    weights of linear layers are rounded, which is fastest there."""
+    """auto is bfloat16 on CUDA, and for large models on CPUs that compute in it, else float32. int8 is for CPUs without
+    bfloat16: the weights of linear layers are rounded, which is faster than float32."""
     compile: bool = field(default=False, metadata=RUN_ONLY)
     """Compile the model's layers first: takes half a minute, saves about a quarter of the time per video on a GPU."""
     decoder: DecoderName = field(default="auto", metadata=RUN_ONLY)
-    """Who decodes video files: pyav the CPU, nvdec the decoders of the GPU on which the model is, auto both at once if
-    the extra [gpu] is installed. Frames of 8 bits are the same."""
+    """pyav decodes on the CPU, nvdec on the GPU that holds the model, auto on both if the extra [gpu] is installed.
+    Frames of 8 bits with square pixels are the same."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__

@@ -304,6 +304,8 @@ class AllocEmbed:
         for text in {text for text in (*questions, instruction) if text is not None}:
             self.backbone.check_text(text)  # before any video is decoded for it
 
+        _ = self.card  # an option that cannot be met is no fault of the videos
+
         def prepare(job: tuple[Source, str | None], worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
             clip = self.read(job[0], decoder_threads=worker.decoder_threads, on_device=True)
             try:

@@ -10,7 +10,7 @@ ENV PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/data/models \
     NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
 
 # Triton compiles our attention kernel when it first runs, and needs a C compiler for it.
 # hadolint ignore=DL3008
@@ -23,7 +23,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY allocembed allocembed
 # The versions are the ranges of pyproject.toml.
 # hadolint ignore=DL3013
-RUN pip install ".[search]"
+RUN pip install ".[search,gpu]"
 COPY docker/healthcheck.py /usr/local/lib/healthcheck.py
 
 # Videos are mounted at /videos, read-only; indexes and models live in the volume /data.

@@ -22,6 +22,8 @@ def pick_device(device: str | torch.device) -> torch.device:
         raise BackboneError(f"device {device!r} is not supported: use auto, cpu, cuda or cuda:1")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BackboneError("torch sees no CUDA device here: use --device cpu, or install a CUDA build of torch")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise BackboneError(f"there is no {device}, only {torch.cuda.device_count()} CUDA devices: use a lower number")
     return chosen
 
 

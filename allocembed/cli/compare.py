@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from allocembed.benchmarks.fidelity import FidelityTable, Recommendation
 
 
-@partial(Command, hidden=("budget", "allocator"))
+@partial(Command, hidden=("budget", "allocator", "decoder"))
 def compare(
     config: Config,
     folders: Paths = (),
@@ -56,8 +56,8 @@ def compare(
         seed: Seed of that draw.
         within: What the recommended setting may lose against the best one, as a share of the distance between videos.
         by: What cheap means: time, for allocation and embedding as measured here, or visual tokens.
-        reference_dtype: Number format of the full-resolution vectors that all are compared with. With --dtype int8
-            --reference-dtype float32, the table shows what int8 costs. Default: that of --dtype.
+        reference_dtype: Number format of the full-resolution vectors that all are compared with, such as float32 to see
+            what int8 costs. Default: that of --dtype.
         plot: Plot fidelity against cost, as this file with the suffixes .png and .svg.
         as_json: Print the results as JSON.
     """

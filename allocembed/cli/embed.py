@@ -52,16 +52,17 @@ def embed(
         question: Question about the videos. It becomes part of the prompt and steers learned and sensitivity.
         instruction: Instruction to the model; it does not steer the allocator. Default: the model's own.
         recursive: Embed all videos in the given folders and their subfolders.
-        engine: inline runs in this process; ray on a Ray cluster, or in several processes of this machine.
+        engine: inline runs in this process; ray on a Ray cluster, or on one that is started on this machine.
     """
     from allocembed.output.vectors import check_vector_path, vector_file
 
-    if engine == "ray" and cluster.devices:
+    if engine == "ray" and cluster.devices is not None:
         raise UsageError("--devices runs without Ray: give --devices or --engine ray, not both")
-    alone = engine == "inline" and not cluster.devices
+    alone = engine == "inline" and cluster.devices is None
     if alone and not isinstance(out, Path):
         raise UsageError(f"cannot write {out} from one process: give a file, --devices, or --engine ray")
     if alone:
+        cluster.check_unused()
         check_vector_path(Path(out))
     config.check()
     sources, failed = _sources(videos, recursive)
@@ -91,7 +92,7 @@ def embed(
     return 1 if failed else 0
 
 
-@partial(Command, hidden=("dim", "compile"))
+@partial(Command, hidden=("dim", "compile", "decoder"))
 def allocate(
     video: Annotated[Path, Positional, UNSET],
     config: Config,

@@ -1,14 +1,18 @@
 """`--engine ray` of `index` and `embed`."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from allocembed.cli.options import Place, UsageError
 from allocembed.config import EmbedConfig
+from allocembed.errors import MissingDependency, SearchError
 from allocembed.output.console import complain, progress, say
+from allocembed.remote.objects import is_remote
 from allocembed.scale.cluster import ClusterOptions
-from allocembed.search.files import find_videos
+from allocembed.search.files import FileEntry, cannot_read, find_videos
+from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
 from allocembed.search.storage import exists
 
@@ -26,6 +30,7 @@ def index_with_ray(
 
     cluster.check()
     indexing.check_sources(sources)
+    to = to if is_remote(to) else str(Path(to).absolute())  # workers may run in other folders
     new = not exists(to)
     with progress("indexing") as shown:
 
@@ -35,16 +40,34 @@ def index_with_ray(
             shown.update(report.done, report.total or None, note)
 
         try:
-            index, report = indexing.index_with_ray(
+            _, report = indexing.index_with_ray(
                 to, sources, config, cluster, segments=segments, progress=show, **options
             )
         except KeyboardInterrupt:
             say(f"what was committed is kept in {to}; run the same command again to continue")
             raise
-    if new:
-        # An empty index would hold the next run to options with which nothing could be indexed.
-        index.discard_if_empty()
+        finally:
+            # An empty index would hold the next run to options with which nothing could be indexed.
+            if new and exists(to):
+                VideoIndex.open(to).discard_if_empty()
     return report
+
+
+def _entries(sources: Sequence[Place], failed: Sequence[str]) -> tuple[list[FileEntry], list[str]]:
+    """Files, objects and folders of frames as entries, and those that cannot be looked at."""
+    found, unread = list[FileEntry](), list(failed)
+    for source in sources:
+        try:
+            if is_remote(source):
+                found += find_videos([source])[0]
+                continue
+            about = Path(source).stat()
+            found.append(FileEntry(str(Path(source).absolute()), size=about.st_size, changed=about.st_mtime_ns))
+        except OSError as error:
+            unread.append(f"{source}: {cannot_read(error)}")
+        except SearchError as error:
+            unread.append(str(error))
+    return found, unread
 
 
 def embed_with_ray(
@@ -64,12 +87,14 @@ def embed_with_ray(
         raise UsageError(f"several processes write a folder of Parquet files: --out must end in .parquet, not {out}")
     if isinstance(out, Path) and out.is_file():
         raise UsageError(f"several processes write a folder, and {out} is a file: choose another --out")
-    found, unread = find_videos(videos)
-    failed = [*failed, *(f"{path}: {cause}" for path, cause in unread.items())]
+    if find_spec("pyarrow") is None:
+        raise MissingDependency("writing Parquet files", "pyarrow", "search")
+    place = str(out) if is_remote(str(out)) else str(Path(out).absolute())
+    found, failed = _entries(videos, failed)
     written = spent = before = 0
     with progress("embedding", len(found)) as shown:
         outcomes = vectors.embed_with_ray(
-            iter(found), str(out), config, cluster, question=question, instruction=instruction
+            iter(found), place, config, cluster, question=question, instruction=instruction
         )
         for outcome in outcomes:
             if outcome is None:

@@ -41,6 +41,7 @@ from allocembed.search.storage import exists, place_of
 
 INDEX = "The index: a folder, or an address of object storage, as in s3://bucket/videos.index."
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
+LARGE = 1_000_000_000  # parameters of a model that is slow on a CPU
 COUNTS = ("videos", "files", "failed", "vectors", "lines", "seconds", "tokens")
 
 
@@ -86,7 +87,7 @@ def add(
         speech: Write down what is spoken in videos without subtitles, with faster-whisper.
         speech_model: The model for --speech: a name such as tiny, small or large-v3, or a folder.
         watch: Keep running, and index what is added, changed or removed.
-        engine: inline runs in this process; ray on a Ray cluster, or in several processes of this machine.
+        engine: inline runs in this process; ray on a Ray cluster, or on one that is started on this machine.
     """
     if not sources:
         raise UsageError("give at least one folder or video; see allocembed index add --help")
@@ -100,7 +101,7 @@ def add(
         check_installed()  # before a model is loaded or an index made
         options["speech"] = speech_model
     if watch:
-        if engine == "ray" or cluster.devices:
+        if engine == "ray" or cluster.devices is not None:
             raise UsageError("--watch runs in this process: leave out --engine and --devices")
         if any(map(is_remote, sources)):
             raise UsageError("--watch needs folders; for object storage, run the command again from time to time")
@@ -108,8 +109,8 @@ def add(
 
         keep_up_to_date([Path(source) for source in sources], to, config, segments, **options)
         return 0
-    if engine == "ray" or cluster.devices:
-        if engine == "ray" and cluster.devices:
+    if engine == "ray" or cluster.devices is not None:
+        if engine == "ray" and cluster.devices is not None:
             raise UsageError("--devices runs without Ray: give --devices or --engine ray, not both")
         if speech:
             raise UsageError("several processes do not write down speech: run the command without them afterwards")
@@ -118,6 +119,7 @@ def add(
         report = index_with_ray(sources, to, config, segments, cluster, options)
         _print_report(report, to)
         return 1 if report.failed or report.skipped else 0
+    cluster.check_unused()
     new = not exists(to)
     if new:
         found, unread = find_videos(sources)
@@ -125,6 +127,7 @@ def add(
             remedy = next((f"{path} {cause}" for path, cause in unread.items()), "give a folder that holds some")
             raise SearchError(f"there is no video in {', '.join(map(str, sources))}: {remedy}")
         index = VideoIndex.create(to, config, segments=segments or "auto")
+        _suggest_smaller(index)
     else:
         index = VideoIndex.open(to, config, segments=segments)
     discarded = False
@@ -316,6 +319,8 @@ def search(
         raise UsageError("give --said or --refine, not both; the time of a line is exact already")
     at_least(1, top=top)
     filters = Filters(folder, after, before, shortest, longest, least_height, has_speech or None)
+    if remote := next(filter(is_remote, like), None):
+        raise UsageError(f"--like needs a file on a disk, not {remote}: copy it, or search by a sentence")
     wanted = Query(query, image, tuple(map(Example.parse, like)), unlike)
     for path in (*image, *(example.path for example in wanted.like)):
         check_exists(path)
@@ -339,6 +344,16 @@ def _open(uri: str, run: EmbedConfig = EmbedConfig()) -> VideoIndex:  # noqa: B0
     return VideoIndex.open(uri, device=run.device, dtype=run.dtype)
 
 
+def _suggest_smaller(index: VideoIndex) -> None:
+    """Name models for a CPU, if a large one is about to embed videos on it."""
+    backbone = index.embedder.backbone
+    if backbone.device.type == "cpu" and backbone.parameter_count > LARGE:
+        say(
+            "there is no GPU here: on a CPU, --backbone embeddinggemma-2 --inputs 70-tokens embeds about 3 times as many "
+            "videos a minute as a model of two billion parameters, and siglip2-base-naflex 18 times"
+        )
+
+
 def _print_report(report: IndexReport, uri: str) -> None:
     parts = [f"{report.embedded} embedded"]
     for count, words in (
@@ -351,6 +366,8 @@ def _print_report(report: IndexReport, uri: str) -> None:
     ):
         parts += [f"{count} {words}"] if count else []
     say(f"{', '.join(parts)}; {report.tokens:,} tokens in {report.seconds:.1f} s → {uri}")
+    if report.decoding:
+        say(report.decoding)
     for path, cause in report.failed:
         complain("left out", f"{path}: {cause}")
     for path, cause in report.notes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from allocembed.errors import ConfigError, MissingDependency
 from allocembed.execution.threads import core_count
-from allocembed.scale.local import Processes, parse_devices
+from allocembed.scale.local import Processes, check_cards, parse_devices
 
 STORE_BYTES = 128 * 2**20  # Ray's shared memory on this machine: only a few hundred bytes of each video travel
 
@@ -22,8 +22,8 @@ class ClusterOptions:
     """Where Ray runs, and how many workers it gets."""
 
     devices: str | None = None
-    """Processes on this machine, one for each device, without Ray: all for every card, or names such as cuda:0,cuda:1
-    or cpu,cpu."""
+    """Run one process per device on this machine, without Ray: all for every GPU, or names such as cuda:0,cuda:1 or
+    cpu,cpu."""
     address: str | None = None
     """Address of a Ray cluster, for --engine ray. Default: RAY_ADDRESS, or a cluster on this machine alone."""
     workers: int | None = None
@@ -31,7 +31,8 @@ class ClusterOptions:
     gpus_per_worker: float | None = None
     """GPUs of each worker of --engine ray; 0 for none, 0.5 if two share one. Default: 1 if there are any."""
     commit: int = 16
-    """Videos that a worker of --engine ray commits at once: as many may have to be embedded again after a kill."""
+    """Videos that a worker of --devices or --engine ray commits at once: at most this many are embedded again after a
+    kill."""
 
     def check(self) -> None:
         """Raise ConfigError for impossible numbers."""
@@ -41,6 +42,13 @@ class ClusterOptions:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {value:g}")
         if self.devices is not None:
             parse_devices(self.devices)
+            if (self.address, self.workers, self.gpus_per_worker) != (None, None, None):
+                raise ConfigError("--address, --workers and --gpus-per-worker belong to --engine ray: leave them out")
+
+    def check_unused(self) -> None:
+        """Raise ConfigError if options are given that one process has no use for."""
+        if self != ClusterOptions():
+            raise ConfigError("--address, --workers, --gpus-per-worker and --commit need --engine ray or --devices")
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ def connected(options: ClusterOptions) -> Iterator[Cluster]:
     options.check()
     if options.devices is not None:
         processes = Processes(parse_devices(options.devices))
+        check_cards(processes.devices)
         count, cores = len(processes.devices), core_count()
         try:
             yield Cluster(processes, count, 0, max(1, cores // count), cores / count)
@@ -118,4 +127,8 @@ def _share_out(ray: Any, options: ClusterOptions) -> Cluster:
             "--workers or --gpus-per-worker"
         )
     share = cores / workers
+    if each:  # a machine without GPUs has no worker, and its cores help nobody
+        named = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        rich = [node for node in named if node.get("GPU", 0.0) >= each]
+        share = min([share, *(node.get("CPU", 1.0) / int(node["GPU"] / each) for node in rich)])
     return Cluster(ray, workers, each, max(1, int(share)), float(int(share)) if share >= 1 else share)

@@ -59,7 +59,7 @@ class IndexWorker:
         limit_cores(cores)
         torch.set_num_threads(cores)
         self.commit, self.readers = commit, readers
-        self.index = VideoIndex.open(uri, device=config.device, dtype=config.dtype, compile=config.compile)
+        self.index = VideoIndex.open(uri, config)
         self.embedder: AllocEmbed = self.index.embedder
 
     def ready(self) -> int:
@@ -235,6 +235,8 @@ class RayIndexing:
             known = {} if empty else before.files_at(file.path for file in page)
             for file in page:
                 old = known.get(file.path)
+                if file.error and old is not None and not old.error:
+                    continue  # gone for now, as on a disk that is not mounted: its vectors stay
                 same = old is not None and old.same_file(file)
                 if old is not None and same and old.error and not retry_failed:
                     self.report.skipped += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +57,7 @@ class Actor:
     def __init__(self, kind: type, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
         self.kind, self.arguments, self.environment = kind, arguments, environment
         self.waiting: list[Answer] = []
+        self.unsent: list[tuple[str, tuple[Any, ...]]] = []
         self.start()
 
     def start(self) -> None:
@@ -77,9 +79,16 @@ class Actor:
             self.start()
         answer = Answer()
         self.waiting.append(answer)
-        with suppress(OSError):  # the process has just died, which `hear` notices
-            self.line.send((name, arguments))
+        self.unsent.append((name, arguments))
+        if len(self.waiting) == 1:
+            self.send_next()
         return answer
+
+    def send_next(self) -> None:
+        """Send the oldest call. One at a time: two processes that both send more than a line holds would block."""
+        if self.unsent:
+            with suppress(OSError):  # the process has just died, which `hear` notices
+                self.line.send(self.unsent.pop(0))
 
     def hear(self) -> None:
         """Take the next answer, or notice that there will be none. Calls are answered in order."""
@@ -96,13 +105,14 @@ class Actor:
             answer = self.waiting.pop(0)
             answer.done, answer.value = True, value
             answer.error = TaskFailed(value) if kind == "raised" else None
+            self.send_next()
 
     def fail(self, error: ActorDied) -> None:
         """The process is gone: no call will be answered any more."""
         self.dead = True
         for answer in self.waiting:
             answer.done, answer.error = True, error
-        self.waiting = []
+        self.waiting, self.unsent = [], []
 
     def end(self) -> None:
         self.process.kill()
@@ -149,6 +159,9 @@ class Processes:
     def get(self, answer: Answer) -> Any:
         """The value of an answer that is there, or what the call raised."""
         self.wait([answer])
+        for actor in [actor for actor in self.actors if actor.kind is Call and not actor.waiting]:
+            actor.end()  # a function is called once, and its process may hold a model
+            self.actors.remove(actor)
         if answer.error is not None:
             raise answer.error
         return answer.value
@@ -169,9 +182,13 @@ def environment_for(device: str) -> dict[str, str]:
     """
     if not device.startswith(CARD):
         return {"CUDA_VISIBLE_DEVICES": ""}
-    number = int(device.partition(":")[2] or 0)
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return {"CUDA_VISIBLE_DEVICES": visible[number] if number < len(visible) else str(number)}
+    number, stated = int(device.partition(":")[2] or 0), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if stated is None:
+        return {"CUDA_VISIBLE_DEVICES": str(number)}
+    visible = [name for name in stated.split(",") if name]
+    if number >= len(visible):
+        raise ConfigError(f"there is no {device} among the GPUs that CUDA_VISIBLE_DEVICES={stated} leaves: name others")
+    return {"CUDA_VISIBLE_DEVICES": visible[number]}
 
 
 def parse_devices(text: str) -> list[str]:
@@ -196,9 +213,23 @@ def parse_devices(text: str) -> list[str]:
     return devices
 
 
+def check_cards(devices: Sequence[str]) -> None:
+    """Raise ConfigError if a card is named that is not there: its process would compute on the CPU instead."""
+    cards = [device for device in devices if device.startswith(CARD)]
+    if not cards:
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    for device in cards:
+        if int(device.partition(":")[2] or 0) >= count:
+            raise ConfigError(f"there is no {device} here, only {count} GPUs: name others with --devices, or use all")
+
+
 def serve(line: Connection, kind: type, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
     """The process of an actor: make the object, then answer calls until the line is closed."""
     os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         made = kind(*arguments)

@@ -11,6 +11,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -50,7 +51,9 @@ class PartFolder:
         try:
             old = self._read(ABOUT)
         except FileNotFoundError:
-            if next(self._names(), None) is not None:
+            with self._errors():
+                taken = next(self._names(), None) is not None
+            if taken:
                 raise OutputError(f"cannot write to {self.place}: it holds other files; choose another --out") from None
             self.write(ABOUT, stated.encode())
             return
@@ -66,11 +69,20 @@ class PartFolder:
         from pyarrow import parquet
 
         keys: set[bytes] = set()
-        for name in list(self._names()):
-            if name.endswith(".parquet"):
-                table = parquet.read_table(io.BytesIO(self._read(name)), columns=["key"])
-                keys.update(bytes.fromhex(key) for key in table["key"].to_pylist())
+        with self._errors():
+            for name in list(self._names()):
+                if name.endswith(".parquet"):
+                    table = parquet.read_table(io.BytesIO(self._read(name)), columns=["key"])
+                    keys.update(bytes.fromhex(key) for key in table["key"].to_pylist())
         return keys
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Name the folder in errors of the system, and of a damaged file (pyarrow raises ValueError)."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise OutputError(f"cannot read {self.place}: {error}; repair it, or choose another --out") from error
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file that is whole or absent."""

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from allocembed.errors import VideoError
+from allocembed.remote.objects import StorageFailure
 from allocembed.search.files import FileEntry, fingerprint, identity
 from allocembed.search.segments import window_config, window_count
 from allocembed.search.store import EmbeddedSegment
@@ -39,6 +40,8 @@ class EmbeddedVideo:
     width: int = 0
     height: int = 0
     error: str = ""
+    passing: bool = False
+    """Whether the error is not the file's, such as a network that is down: the next run looks again."""
 
     @property
     def tokens(self) -> int:
@@ -47,7 +50,8 @@ class EmbeddedVideo:
     def entry(self, file: FileEntry, content: str) -> FileEntry:
         """What the index says about a file that has this content."""
         if self.error:
-            return replace(file, video="", error=self.error, changed=UNKNOWN if self.error == CHANGED else file.changed)
+            again = self.error == CHANGED or self.passing
+            return replace(file, video="", error=self.error, changed=UNKNOWN if again else file.changed)
         duration = self.segments[0].end - self.segments[0].start
         return replace(file, video=content, duration=duration, width=self.width, height=self.height)
 
@@ -87,6 +91,7 @@ def embed_videos(
     """
     from allocembed.execution.stream import embed_jobs
 
+    _ = embedder.card  # an option that cannot be met is no fault of the files
     narrow = embedder.with_config(window_config(embedder.config, embedder.backbone.geometry.frames_per_chunk))
 
     sizes: dict[str, tuple[int, int]] = {}
@@ -115,11 +120,20 @@ def embed_videos(
     for outcome in embed_jobs(embedder.backbone, contents, prepare, workers=readers, ordered=False):
         if outcome.error is not None:
             cause = outcome.error.cause if isinstance(outcome.error, VideoError) else str(outcome.error)
-            yield EmbeddedVideo(outcome.job, error=cause)
+            yield EmbeddedVideo(outcome.job, error=cause, passing=_is_passing(outcome.error))
             continue
         width, height = sizes.pop(outcome.job)
         made = [replace(segment, vector=vector) for segment, vector in outcome.pieces]
         yield EmbeddedVideo(outcome.job, made, width, height)
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    """Whether object storage could not be reached, somewhere behind an error."""
+    while error is not None:
+        if isinstance(error, StorageFailure):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _prepare_segment(

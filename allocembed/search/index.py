@@ -14,6 +14,7 @@ import numpy as np
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
 from allocembed.remote.objects import is_below, is_remote
+from allocembed.search.doubles import drop_doubles
 from allocembed.search.files import FileEntry, find_videos, is_there
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
@@ -51,12 +52,14 @@ class VideoIndex:
         """Make an empty index. If an embedder is given, it must have been made from `config`."""
         uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
-        with locked(uri):
+        with locked(uri) as lease:
             if exists(uri):
                 raise SearchError(f"there is already an index at {uri}: open it, or choose another place")
             if not is_free(uri):
                 raise SearchError(f"{uri} is not an index and not empty: choose another place with --to")
             embedder = embedder or _load(config)
+            if lease is not None:
+                lease.check()  # loading may have taken longer than the lease lasts
             store = IndexStore.create(uri, settings.completed(embedder))
         return cls(store, config, embedder)
 
@@ -74,12 +77,14 @@ class VideoIndex:
     ) -> VideoIndex:
         """Open an index. The model is loaded when it is first needed.
 
-        A given config or `segments` must agree with the index, and a config decides about device, dtype and compile.
+        A given config or `segments` must agree with the index. A config also decides where and how to compute: device,
+        dtype, compile and decoder.
         """
         store = IndexStore.open(place_of(uri))
         store.settings.check_config(config, segments)
         run = config or EmbedConfig(device=device, dtype=dtype, compile=compile)
-        load = replace(store.settings.config, device=run.device, dtype=run.dtype, compile=run.compile)
+        how = {name: getattr(run, name) for name in ("device", "dtype", "compile", "decoder")}
+        load = replace(store.settings.config, **how)
         return cls(store, load, embedder)
 
     @property
@@ -123,6 +128,7 @@ class VideoIndex:
             run = IndexingRun(self, report, progress, transcriber)
             run.sort(found, retry_failed, recheck)
             run.embed(readers)
+            drop_doubles(self.store)  # of several processes that were killed
             run.sweep(prune, [str(source) for source in sources if is_remote(source)])
             if report.embedded or report.dropped or report.moved or report.lines:
                 self.store.tidy()
@@ -239,6 +245,7 @@ class VideoIndex:
             "lines": self.lines.count(),
             **self.settings.config.settings(),
             "segments": self.settings.segments,
+            "near": self.settings.near,
             "version": self.settings.version,
         }
 

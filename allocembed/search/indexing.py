@@ -46,6 +46,8 @@ class IndexReport:
     """Files of the index that no longer exist and were not pruned."""
     tokens: int = 0
     seconds: float = 0.0
+    decoding: str = ""
+    """What a GPU decoded and what PyAV, if a GPU was used."""
 
     @property
     def done(self) -> int:
@@ -170,6 +172,8 @@ class IndexingRun:
         made = embed_videos(self.index.embedder, contents, settings.segments, readers, near=settings.near)
         with closing(made) as embedded:
             commit_portions(embedded, commit, seen=seen, every=COMMIT_VIDEOS)
+        if (card := self.index.embedder.card) is not None:
+            self.report.decoding = card.summary()
         listen()
 
     def _count(self, files: Sequence[FileEntry], video: EmbeddedVideo) -> None:

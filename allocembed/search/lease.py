@@ -68,6 +68,7 @@ class Lease:
         self._stop, self._lost = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._renew, name="allocembed-lease", daemon=True)
         self._version = Version("")
+        self._renewed = time.monotonic()
 
     def acquire(self) -> None:
         """Take the lease. Raise LeaseHeld if its owner renews it, and SearchError without conditional writes."""
@@ -98,11 +99,12 @@ class Lease:
             except (FileNotFoundError, ConditionFailed):
                 continue
             time.sleep(SECONDS / RENEWALS / 10)
+        self._renewed = time.monotonic()
         self._thread.start()
 
     def check(self) -> None:
         """Raise SearchError if the lease is not held any more. Whoever writes asks first."""
-        if self._lost.is_set():
+        if self._lost.is_set() or time.monotonic() - self._renewed > SECONDS:  # the process may have been asleep
             raise SearchError(LOST.format(self.uri))
 
     def release(self) -> None:
@@ -118,18 +120,24 @@ class Lease:
         return LeaseRecord(self.owner, platform.node(), time.time() + SECONDS)
 
     def _renew(self) -> None:
-        renewed = time.monotonic()
+        try:
+            self._keep_renewing()
+        finally:
+            if not self._stop.is_set():
+                self._lost.set()
+
+    def _keep_renewing(self) -> None:
         while not self._stop.wait(SECONDS / RENEWALS):
             begun = time.monotonic()
             try:
                 self._version = replace(self.address, self._record().encode(), self._version)
-                renewed = begun
+                self._renewed = begun
             except StorageFailure:
                 pass  # the network may come back
             except (ConditionFailed, FileNotFoundError):
                 if not self._is_ours():
                     self._lost.set()
-            if time.monotonic() - renewed > SECONDS:
+            if time.monotonic() - self._renewed > SECONDS:
                 self._lost.set()
             if self._lost.is_set():
                 return

@@ -234,8 +234,8 @@ def test_the_page_is_opened_in_a_browser_only_if_asked_for(place, monkeypatch):
 def test_ctrl_c_says_what_is_kept(place, tmp_path, qwen3_folder, monkeypatch):
     real, after = indexing.embed_videos, 2
 
-    def interrupted(*given):
-        for number, embedded in enumerate(real(*given)):
+    def interrupted(*given, **named):
+        for number, embedded in enumerate(real(*given, **named)):
             if number == after:
                 raise KeyboardInterrupt
             yield embedded

@@ -217,6 +217,12 @@ def test_vectors_of_frames_from_a_card_are_those_of_pyav(tmp_path, qwen3_folder,
     assert np.array_equal(found.vector, expected.vector) and found.allocation == expected.allocation
 
 
+def test_an_option_that_cannot_be_met_is_no_fault_of_the_videos(tmp_path, qwen3_folder):
+    embedder = AllocEmbed.from_pretrained(qwen3_folder, "uniform", device="cpu", decoder="nvdec")
+    with pytest.raises(ConfigError, match="the model is on the CPU"):
+        list(embedder.stream([make(tmp_path, "b_frames.mp4")]))
+
+
 def test_who_decodes_is_a_setting():
     cpu = torch.device("cpu")
     assert nvdec.find_card("pyav", cpu) is nvdec.find_card("auto", cpu) is None

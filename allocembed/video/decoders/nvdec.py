@@ -115,7 +115,11 @@ class Nvdec:
         """A decoder for a file; None if all are busy."""
         if self._slots is not None and not self._slots.acquire(blocking=False):
             return None
-        return NvdecDecoder(self, demuxer)
+        try:
+            return NvdecDecoder(self, demuxer)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """A file is closed."""
