@@ -16,14 +16,15 @@ ENV PIP_NO_CACHE_DIR=1 \
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
-RUN pip install "torch>=2.11,<2.14"
+# PyNvVideoCodec decodes videos on the card.
+RUN pip install "torch>=2.11,<2.14" "PyNvVideoCodec>=2.2,<3"
 
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY allocembed allocembed
 # The versions are the ranges of pyproject.toml.
 # hadolint ignore=DL3013
-RUN pip install ".[search,gpu]"
+RUN pip install ".[search]"
 COPY docker/healthcheck.py /usr/local/lib/healthcheck.py
 
 # Videos are mounted at /videos, read-only; indexes and models live in the volume /data.
