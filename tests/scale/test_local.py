@@ -155,7 +155,8 @@ def test_two_processes_index_a_folder_and_a_kill_loses_nothing(tmp_path, qwen3_f
 
 def workers_of(parent: int) -> list[int]:
     """Processes that it started to work, not those of Python itself."""
-    found = subprocess.run(["ps", "-ww", "-o", "pid=,args=", "--ppid", str(parent)], capture_output=True, text=True).stdout
+    command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(parent)]  # without -ww, long lines are cut off
+    found = subprocess.run(command, capture_output=True, text=True).stdout
     return [int(line.split()[0]) for line in found.splitlines() if "spawn_main" in line]
 
 
