@@ -1,7 +1,7 @@
 """A plan on paper: hours, storage, index build and search for many videos on many GPUs.
 
     python bench/plan.py                       # ten million videos on 64 GPUs, rates of docs/performance.md
-    python bench/plan.py --measure 100000      # build an index of so many synthetic vectors, and print time and size
+    python bench/plan.py --measure 100000      # build an index of 100,000 synthetic vectors, and print time and size
 
 The rates are those of one H200 with 16 cores, for files of one minute (docs/performance.md, "Files to vectors").
 """

@@ -63,7 +63,7 @@ class Trial:
         return [line.split(" ", 1) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
     def wait_for(self, driver: subprocess.Popen[bytes], more: int) -> bool:
-        """Wait until so many more videos are embedded; False if the driver has ended before."""
+        """Wait until this number of further videos is embedded; False if the driver has ended before."""
         wanted, deadline = len(self.lines()) + more, time.monotonic() + PATIENCE
         while len(self.lines()) < wanted:
             if driver.poll() is not None:

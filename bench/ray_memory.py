@@ -49,7 +49,7 @@ def resident() -> float:
 
 
 def run(count: int) -> None:
-    """Index so many empty files, and print memory at the beginning, at most and at the end."""
+    """Index this number of empty files, and print memory at the beginning, at most and at the end."""
     from ray_memory import IdleWorker as Worker
 
     from allocembed.config import EmbedConfig

@@ -2,7 +2,7 @@
 
     python bench/segments.py [--videos 12] [--groups 2,10] [--backbone nano-qwen3]
 
-Long videos of the nano world are written at 8 frames a second with a keyframe every so many seconds, and cut into their
+Long videos of the nano world are written at 8 frames a second with a keyframe every few seconds, and cut into their
 usual segments: once with exact frames, once with keyframes at most a second away. Printed are the seconds of decoding,
 how many frames moved, and 1 − cos between the two vectors of a segment, beside that between neighbouring segments.
 Before that, CPU seconds to decode the 20 segments of ten minutes of 640 × 360 at 25 frames a second, on one core.

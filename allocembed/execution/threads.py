@@ -17,7 +17,7 @@ _share: int | None = None
 
 
 def limit_cores(count: int) -> None:
-    """Use at most so many cores from now on: a process that shares its machine with others."""
+    """Use at most this number of cores from now on: a process that shares its machine with others."""
     global _share
     _share = max(1, count)
 

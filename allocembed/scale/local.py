@@ -250,7 +250,7 @@ def serve(line: Connection, kind: type, arguments: tuple[Any, ...], environment:
 
 
 def _end_with_parent() -> None:
-    """A process that goes on alone would write into an index that another run has locked."""
+    """A process that works on alone would write into an index that another run has locked."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

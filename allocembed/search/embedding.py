@@ -64,7 +64,7 @@ def commit_portions(
     every: int,
     seconds: float = COMMIT_SECONDS,
 ) -> None:
-    """Hand videos to `commit` in portions of at most `every`, or what there is after so many seconds.
+    """Hand videos to `commit` in portions of at most `every`, or what there is after `seconds`.
 
     `seen` is called with each video at once. Whatever stops the run, finished videos are committed.
     """

@@ -30,7 +30,7 @@ class TowerInputs:
     """Where N patches of C frames are, on the device.
 
     `positions` (N, width) are the learned positions at the frames' sizes. `alike` has for each number of patches L the
-    places (frames, L) of the patches of all frames that have so many, and `back` (N,) where each patch is among them.
+    places (frames, L) of the patches of all frames of L patches, and `back` (N,) where each patch is among them.
     """
 
     positions: torch.Tensor
