@@ -124,7 +124,15 @@ class WorkerPool(Generic[Item, Result]):
             results = self.ray.get(ref)
         except errors.RayActorError:
             self.restarts += 1
-            first, *others = slot.work.values()
+            left: list[_Portion[Item]] = []
+            for other, portion in slot.work.items():
+                try:  # one before it may be done, and must not be blamed
+                    yield from [] if other == ref else self.ray.get(other)
+                except (errors.RayActorError, errors.RayTaskError):
+                    left.append(portion)
+                else:
+                    left += [portion] if other == ref else []
+            first, *others = left
             slot.work = {}
             slot.starting = slot.actor.ready.remote()
             self.again.extend(others)
