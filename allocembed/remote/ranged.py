@@ -7,6 +7,7 @@ after a jump, they are small again.
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
 from collections import OrderedDict
 from errno import EIO
 
@@ -45,9 +46,9 @@ class _Positioned(io.RawIOBase):
         self._position += len(content)
         return content
 
+    @abstractmethod
     def between(self, start: int, end: int) -> bytes:
         """The bytes start <= position < end."""
-        raise NotImplementedError
 
 
 class RangedFile(_Positioned):
