@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from nano_data import GLIMPSE_STEPS, EmbeddingBatch, ReadingBatch, SeededBatches, VideoGroup, make_batch, make_reading
 from nano_heads import Heads, TokenPositions
-from nano_model import FAMILY_NAMES, build_backbone, layers_of, read_card, save_backbone
+from nano_model import FAMILY_NAMES, build_backbone, fuse_norms, layers_of, read_card, save_backbone
 from nano_muon import Muon
 from nano_rows import Rows, read_rows
 from safetensors.torch import load_file, save_file
@@ -297,6 +297,8 @@ def train(options: argparse.Namespace) -> None:
         torch._dynamo.config.recompile_limit = 64
         for layer in layers_of(backbone):
             layer.compile(dynamic=True)
+    else:
+        fuse_norms(model)
     trainer = Trainer(backbone, device, atlas)
     reading = partial(make_reading, backbone, options.chunks)
     batches = partial(make_batch, backbone, options.batch, ASK_SHARE, GLIMPSE_STEPS if options.init else 0)

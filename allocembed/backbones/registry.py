@@ -209,6 +209,7 @@ REGISTRY = {
     "siglip2-base-naflex": BackboneEntry("google/siglip2-base-patch16-naflex", "siglip2", matryoshka=False),
     "nano-qwen3": _nano("nano-qwen3", "qwen3_vl"),
     "nano-qwen2": _nano("nano-qwen2", "qwen2_vl"),
+    "nano-gemma": _nano("nano-gemma", "embedding_gemma2"),
 }
 
 
