@@ -1,16 +1,19 @@
 """Time attention within chunks of different size on a GPU: our kernel, FlashAttention 2 and cuDNN.
 
-    python bench/kernel.py [--heads 16] [--samples 50]
+    python bench/kernel.py [--heads 16] [--widths 64 72 80] [--samples 50] [--tiles 64,64,4,3 128,64,8,3]
 
-Milliseconds of one layer with heads of size 64 (Qwen3-VL-2B's tower) in bfloat16, and the largest difference to
-float32. Inputs: 12 chunks of the size of 720p, 12 chunks of different size with a third of the patches, and 12
-previews. cuDNN only handles chunks of one size.
+Milliseconds of one layer with heads of size 64, 72 and 80 (the towers of Qwen3-VL-2B, Qwen3-VL-8B and Qwen2-VL) in
+bfloat16, and the largest difference to float32. `--tiles` tries other blocks: queries, keys, warps, stages.
+
+Inputs: 12 chunks of the size of 720p, 12 chunks of different size with a third of the patches, and 12 previews. cuDNN
+only handles chunks of one size.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from measure import measure
@@ -28,23 +31,25 @@ CHUNKS = {
 }
 
 
-def make(lengths: list[int], heads: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Queries, keys and values (N, heads, 64), and bounds. Values are part of a larger tensor, as in the tower."""
+def make(lengths: list[int], heads: int, width: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Queries, keys and values (N, heads, width), and bounds. Values are part of a larger tensor, as in the tower."""
     source = torch.Generator("cuda").manual_seed(0)
     kind = {"device": "cuda", "dtype": torch.bfloat16, "generator": source}
     total = sum(lengths)
-    query, key = (torch.randn((total, heads, kernel.HEAD), **kind) for _ in range(2))
-    value = torch.randn((total, 3, heads, kernel.HEAD), **kind)[:, 2]
+    query, key = (torch.randn((total, heads, width), **kind) for _ in range(2))
+    value = torch.randn((total, 3, heads, width), **kind)[:, 2]
     return [query, key, value], torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
 
 
 def kernels(
-    tensors: list[torch.Tensor], bounds: torch.Tensor, lengths: list[int]
+    tensors: list[torch.Tensor], bounds: torch.Tensor, lengths: list[int], tiles: list[str]
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """The kernels that handle these lengths, by name."""
     longest, rows = max(lengths), len(lengths)
+    given = [dict(zip(kernel.TILE, map(int, tile.split(",")), strict=True)) for tile in tiles]
+    ours = {"ours": kernel.TILE, **{f"ours, {tile}": sides for tile, sides in zip(tiles, given, strict=True)}}
     found = {
-        "ours": lambda: kernel.attend(*tensors, bounds, longest, None),
+        **{name: partial(kernel.attend, *tensors, bounds, longest, None, tile) for name, tile in ours.items()},
         "FlashAttention 2": lambda: varlen_attn(*tensors, bounds, bounds, longest, longest),
     }
     if len(set(lengths)) == 1:
@@ -56,25 +61,33 @@ def kernels(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 72, 80], help="sizes of heads")
+    parser.add_argument("--tiles", nargs="+", default=[], help="blocks to try: queries,keys,warps,stages")
     parser.add_argument("--samples", type=int, default=50)
     options = parser.parse_args()
     if not torch.cuda.is_available() or kernel is None:
         raise SystemExit("cannot measure: this machine has no CUDA device or no Triton; run it where both are present")
-    table = Table(title=f"one layer, {options.heads} heads of {kernel.HEAD}, {torch.cuda.get_device_name()}")
+    for width in options.widths:
+        Console(width=120).print(compare(width, options))
+
+
+def compare(width: int, options: argparse.Namespace) -> Table:
+    """All kernels on all chunks, with heads of one size."""
+    table = Table(title=f"one layer, {options.heads} heads of {width}, {torch.cuda.get_device_name()}")
     for heading in ("patches", "kernel", "ms", "against FlashAttention 2", "largest difference to float32"):
         table.add_column(heading, justify="left" if heading in ("patches", "kernel") else "right")
     for title, lengths in CHUNKS.items():
-        tensors, bounds = make(lengths, options.heads)
+        tensors, bounds = make(lengths, options.heads, width)
         truth = attend_by_length(*(tensor.float() for tensor in tensors), lengths, False, None)
         taken, differences = {}, {}
-        for name, run in kernels(tensors, bounds, lengths).items():
+        for name, run in kernels(tensors, bounds, lengths, options.tiles).items():
             # Ten calls per sample hide the time of a launch.
             taken[name] = measure(lambda _, r=run: [r() for _ in range(10)], options.samples, bounds.device).median / 10
             differences[name] = float((run().float() - truth).abs().max())
         for name, spent in taken.items():
             ratio = spent / taken["FlashAttention 2"]
             table.add_row(title, name, f"{spent:.3f}", f"{ratio:.2f}×", f"{differences[name]:.1e}")
-    Console(width=120).print(table)
+    return table
 
 
 if __name__ == "__main__":
