@@ -18,7 +18,7 @@ from allocembed.budget import CANDIDATES, Budget, check_range
 from allocembed.errors import ConfigError, did_you_mean
 from allocembed.video import DecodeLimits, Hardware, Seek, Source, VideoSource, open_video
 
-DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+DType = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8"]
 DecoderName = Literal["auto", "pyav", "nvdec"]
 RUN_ONLY = {"run_only": True}
 """Metadata of fields that say where and how to compute. They change a vector by rounding only."""
@@ -61,7 +61,8 @@ class EmbedConfig:
     """auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
     dtype: DType = field(default="auto", metadata=RUN_ONLY)
     """auto is bfloat16 on CUDA, and for large models on CPUs that compute in it, else float32. int8 is for CPUs without
-    bfloat16: the weights of linear layers are rounded, which is faster than float32."""
+    bfloat16: the weights of linear layers are rounded, which is faster than float32. float8 is for NVIDIA cards of Ada
+    and Hopper: linear layers multiply in eight bits, which is faster than bfloat16 for large models."""
     compile: bool = field(default=False, metadata=RUN_ONLY)
     """Compile the model's layers first: takes half a minute, saves about a quarter of the time per video on a GPU."""
     decoder: DecoderName = field(default="auto", metadata=RUN_ONLY)

@@ -2,7 +2,7 @@
 
     python bench/pipeline.py                                             nano on this machine, videos of its own world
     python bench/pipeline.py --shape qwen2-vl-2b --videos 64 --minutes 6     exact shape, random weights, 720p, a GPU
-    python bench/pipeline.py --shape qwen2-vl-2b --decoder auto nvdec pyav --stream-only   who decodes, without the loop
+    python bench/pipeline.py --shape qwen2-vl-2b --decoder auto nvdec pyav --gop 50 250 --stream-only     who decodes
     python bench/pipeline.py --shape qwen2-vl-2b --tiny                      in miniature on a CPU, to test the script
 
 The loop is what a user would write with the stages of AllocEmbed: decode a video, allocate, resize, embed, then the
@@ -22,16 +22,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from decode import RATE, write_video
+from files import DISTINCT, Kind, write_all
 from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, make_allocator, make_backbone
@@ -48,7 +48,6 @@ from allocembed.policy.preview import BackbonePreview
 from allocembed.resize import chunk_seconds
 from allocembed.video import Clip
 
-DISTINCT = 4  # different videos; the other files are hard links to them
 WORLD_FRAMES = 160
 
 
@@ -154,25 +153,23 @@ def make_embedder(options: argparse.Namespace) -> TimedEmbedder:
     return embedder
 
 
-def make_files(folder: Path, options: argparse.Namespace) -> list[Path]:
-    """Write `--videos` files, most of them hard links to a few different ones."""
+def make_files(folder: Path, options: argparse.Namespace) -> dict[int | None, list[Path]]:
+    """Write `--videos` files for each distance of keyframes, most of them hard links to a few different ones."""
+    if options.shape:
+        size = tuple(int(side) for side in options.size.split("x"))
+        kinds = {gop: Kind(options.seconds, size, gop) for gop in options.gop}
+        write_all(folder, list(kinds.values()), min(DISTINCT, options.videos))
+        return {gop: kind.files(folder, options.videos) for gop, kind in kinds.items()}
     count = min(DISTINCT, options.videos)
     originals = [folder / f"original-{number}.mp4" for number in range(count)]
-    if options.shape:
-        frames, gop = round(options.seconds * RATE), options.gop
-        size = tuple(int(side) for side in options.size.split("x"))
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(lambda n: write_video(originals[n], frames, gop, size, n, groups=2), range(count)))
-    else:
-        timelines = world.draw(count, 7, "short", split="test", orientation="mixed")
-        for number, path in enumerate(originals):
-            size = (192, 144) if timelines.portrait[number] else (144, 192)
-            rate = Fraction(WORLD_FRAMES, int(timelines.duration[number]))
-            world.write_mp4(timelines, number, path, size, rate)
+    timelines = world.draw(count, 7, "short", split="test", orientation="mixed")
+    for number, path in enumerate(originals):
+        size = (192, 144) if timelines.portrait[number] else (144, 192)
+        world.write_mp4(timelines, number, path, size, Fraction(WORLD_FRAMES, int(timelines.duration[number])))
     files = [folder / f"{number:04}.mp4" for number in range(options.videos)]
     for number, file in enumerate(files):
         os.link(originals[number % count], file)
-    return files
+    return {None: files}
 
 
 def timed_run(embedder: TimedEmbedder, run: Callable[[], np.ndarray]) -> tuple[np.ndarray, dict[str, Any]]:
@@ -268,8 +265,9 @@ def compare(
 
 
 def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.Namespace) -> dict[str, Any]:
-    """The best of the rounds of `stream`, and how busy the GPU is in one more."""
-    streamed(embedder, files[: 2 * options.batch], options)
+    """The best of the rounds of `stream`, and how busy the GPU is with the first files in one more."""
+    # Without the card's decoders there is nothing to set up for all threads.
+    streamed(embedder, files[: (2 if embedder.card else 1) * options.batch], options)
     before = (embedder.card.files, sum(embedder.card.declined.values())) if embedder.card else (0, 0)
     rounds = [timed_run(embedder, lambda: streamed(embedder, files, options))[1] for _ in range(options.rounds)]
     found = {
@@ -279,7 +277,8 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
         "rounds": rounds,
         "videos_per_second": max(times["videos_per_second"] for times in rounds),
         "files_by_the_card": (embedder.card.files - before[0]) / options.rounds if embedder.card else 0,
-        "gpu_busy": gpu_busy(lambda: streamed(embedder, files, options)),
+        "declined": dict(embedder.card.declined) if embedder.card else {},
+        "gpu_busy": gpu_busy(lambda: streamed(embedder, files[: options.trace], options)) if options.trace else None,
         "gpu_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
     }
     print({name: value for name, value in found.items() if name != "rounds"}, rounds[-1], flush=True)
@@ -292,7 +291,9 @@ def print_tables(results: dict[str, Any]) -> None:
         if "ratio" not in one:
             busy = "–" if one["gpu_busy"] is None else f"{one['gpu_busy']:.0%}"
             rate, cores = one["videos_per_second"], one["rounds"][-1]["cores_busy"]
-            console.print(f"{one['seek']}, {one['decoder']}: {rate:.2f} videos/s, {cores:.1f} cores, GPU busy {busy}")
+            where = f"{results['model']}, every {one['gop']} frames, {one['seek']}, {one['decoder']}"
+            card = f"{one['files_by_the_card']:.0f} files by the card, {cores:.1f} cores"
+            console.print(f"{where}: {rate:.2f} videos/s, {card}, GPU busy {busy}")
             continue
         table = Table(title=f"{results['videos']} videos, {results['model']}, seek {one['seek']}, {one['allocator']}")
         for heading in ("method", "videos/s", "cores busy", "GPU busy", "milliseconds per video"):
@@ -316,10 +317,12 @@ def main() -> None:
     parser.add_argument("--videos", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0, help="length of each video, with --shape")
     parser.add_argument("--size", default="1280x720", help="size of each video, with --shape")
-    parser.add_argument("--gop", type=int, default=250, help="frames between keyframes, with --shape")
+    parser.add_argument("--gop", type=int, nargs="+", default=[250], help="frames between keyframes, with --shape")
+    parser.add_argument("--files", type=Path, help="keep the videos in this folder, or take them from there")
     parser.add_argument("--seek", nargs="+", default=["exact"], choices=["exact", "keyframe"])
     parser.add_argument("--decoder", nargs="+", default=["auto"], choices=["auto", "pyav", "nvdec"])
     parser.add_argument("--stream-only", action="store_true", help="do not run the loop")
+    parser.add_argument("--trace", type=int, default=32, help="videos to see how busy the GPU is, with --stream-only")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--workers", type=int, help="threads of stream (default one per core)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -331,23 +334,23 @@ def main() -> None:
     options.deadline = time.monotonic() + 60 * options.minutes
     if options.tiny:
         options.videos, options.rounds = min(options.videos, 6), 1
-        options.seconds, options.size, options.gop = 4.0, "160x96", 20
+        options.seconds, options.size, options.gop = 4.0, "160x96", [20, 50][: len(options.gop)]
     logging.getLogger("allocembed").setLevel(logging.ERROR)  # nano's notice that it knows only its own world
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and not options.tiny else "no GPU"
     results = {"model": options.shape or options.backbone, "videos": options.videos, "device": device}
-    named = ("seconds", "size", "gop", "batch", "workers", "compile")
+    named = ("seconds", "size", "batch", "workers", "compile")
     results |= {"cores": core_count(), **{name: getattr(options, name) for name in named}, "runs": []}
-    with tempfile.TemporaryDirectory() as folder:
+    with nullcontext(options.files) if options.files else tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         files = make_files(Path(folder), options)
         print(f"files written in {time.monotonic() - started:.0f} s", flush=True)
         embedder = make_embedder(options)
-        for seek in options.seek:
-            for decoder in options.decoder:
-                if time.monotonic() < options.deadline:
-                    results["runs"].append(compare(embedder, files, seek, decoder, options))
-                    if options.out:
-                        options.out.write_text(json.dumps(results, indent=1))
+        print(f"model after {time.monotonic() - started:.0f} s", flush=True)
+        for decoder, seek, gop in product(options.decoder, options.seek, files):
+            if time.monotonic() < options.deadline:
+                results["runs"].append({"gop": gop} | compare(embedder, files[gop], seek, decoder, options))
+                if options.out:
+                    options.out.write_text(json.dumps(results, indent=1))
     print_tables(results)
 
 

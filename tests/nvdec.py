@@ -2,11 +2,14 @@
 
 It has the library's habits that matter: it takes addresses of packets behind start codes, needs their headers again
 after a sequence ends, overwrites a picture when the next packet comes, and states a wrong step between 16-bit words.
+Files of another size are scaled to the first one's, and pictures are spoiled by other parameter sets, since the card
+keeps the number of its reference pictures.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 from types import SimpleNamespace
 
 import av
@@ -32,34 +35,64 @@ class Decoder:
     def __init__(self, library: Library, codec: str) -> None:
         self.library, self.context = library, av.CodecContext.create(codec, "r")
         self.given: list[Frame] = []
+        self.size: tuple[int, int] | None = None
+        self.parameters: bytes | None = None
+        self.spoils = False
 
-    def Decode(self, packet: SimpleNamespace) -> list[Frame]:  # noqa: N802
+    def Decode(self, packet: PacketData) -> list[Frame]:  # noqa: N802
         for frame in self.given:
             frame.surface.fill_(85)
         self.library.packets += 1
         if self.library.breaks_at is not None and self.library.packets >= self.library.breaks_at:
             raise RuntimeError("HandlePictureDecode : the card is gone")
         if packet.bsl:
-            part = av.Packet(ctypes.string_at(packet.bsl_data, packet.bsl))
+            data = ctypes.string_at(packet.bsl_data, packet.bsl)
+            self.look_at(data)
+            part = av.Packet(data)
             part.pts = packet.pts
             try:
                 frames = self.context.decode(part)
             except av.error.FFmpegError:
                 frames = []  # the card conceals
         else:
-            assert packet.decode_flag == Library.VideoPacketFlag.ENDOFSTREAM
             frames = self.context.decode(None)
             self.context.flush_buffers()
-        self.given = [Frame(frame.pts, surface(frame)) for frame in frames]
+        self.given = [Frame(frame.pts, surface(self.scaled(frame))) for frame in frames]
+        for frame in self.given if self.spoils else ():
+            frame.surface.fill_(170)
         self.library.frames += len(frames)
         return self.given
+
+    def look_at(self, data: bytes) -> None:
+        """Note the first sequence parameter set, and whether another one comes."""
+        kinds = {"h264": lambda unit: unit[0] & 31 == 7, "hevc": lambda unit: unit[0] >> 1 & 63 == 33}
+        is_set = kinds.get(self.context.name, lambda unit: False)
+        for unit in re.split(b"\0\0\1", data):
+            if unit and is_set(unit):
+                self.parameters = self.parameters or unit.rstrip(b"\0")
+                self.spoils = self.spoils or unit.rstrip(b"\0") != self.parameters
+
+    def scaled(self, frame: av.VideoFrame) -> av.VideoFrame:
+        self.size = self.size or (frame.width, frame.height)
+        if (frame.width, frame.height) == self.size:
+            return frame
+        return frame.reformat(*self.size)
+
+
+class PacketData:
+    """No attributes but those of the library."""
+
+    __slots__ = ("bsl", "bsl_data", "decode_flag", "pts")
+
+    def __init__(self) -> None:
+        self.bsl = self.bsl_data = self.pts = self.decode_flag = 0
 
 
 class Library:
     """What `import PyNvVideoCodec` gives."""
 
     cudaVideoCodec = SimpleNamespace(H264="h264", HEVC="hevc", VP9="vp9", AV1="libdav1d")  # noqa: N815
-    VideoPacketFlag = SimpleNamespace(ENDOFSTREAM=1)
+    PacketData = PacketData
 
     def __init__(self, *, able: dict[str, int] | None = None, breaks_at: int | None = None) -> None:
         self.able, self.breaks_at = ABLE | (able or {}), breaks_at
@@ -68,13 +101,21 @@ class Library:
     def cudaVideoChromaFormat(self, number: int) -> int:  # noqa: N802
         return number
 
-    def PacketData(self) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(bsl=0, bsl_data=0, pts=0, decode_flag=0)
-
-    def GetDecoderCaps(self, **_: object) -> dict[str, int]:  # noqa: N802
+    def GetDecoderCaps(  # noqa: N802
+        self, gpuid: int = 0, codec: str = "h264", chromaformat: int = 1, bitdepth: int = 8
+    ) -> dict[str, int]:
         return self.able
 
-    def CreateDecoder(self, *, codec: str, **_: object) -> Decoder:  # noqa: N802
+    def CreateDecoder(  # noqa: N802
+        self,
+        gpuid: int = 0,
+        codec: str = "h264",
+        cudacontext: int = 0,
+        cudastream: int = 0,
+        usedevicememory: bool = False,
+        maxwidth: int = 0,
+        maxheight: int = 0,
+    ) -> Decoder:
         self.sessions += 1
         return Decoder(self, codec)
 

@@ -7,6 +7,9 @@ import torch
 from allocembed.errors import BackboneError
 
 INT8 = "int8"
+FLOAT8 = "float8"
+ROUNDED = (INT8, FLOAT8)  # formats of linear layers only
+FLOAT8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 LARGE = 200_000_000  # bytes of weights from which speed and memory matter more than the last digits
 
 
@@ -30,7 +33,7 @@ def pick_device(device: str | torch.device) -> torch.device:
 def pick_dtype(dtype: str | torch.dtype, device: torch.device, weights: int = 0) -> torch.dtype:
     """`auto` is bfloat16 on CUDA, and on a CPU with instructions for it if the weights take many bytes; else float32.
 
-    `int8` is for the linear layers only (see `int8`); this is the format of the rest.
+    `int8` and `float8` are for linear layers only (see the modules of these names); this is the format of the rest.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -38,13 +41,30 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device, weights: int = 0)
         if device.type != "cpu":
             raise BackboneError("int8 is for CPUs: use --dtype bfloat16 on a GPU")
         return torch.bfloat16 if computes_bfloat16() else torch.float32
+    if dtype == FLOAT8:
+        check_float8(device)
+        return torch.bfloat16
     if dtype == "auto":
         half = device.type == "cuda" or (weights > LARGE and computes_bfloat16())
         return torch.bfloat16 if half else torch.float32
     named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in named:
-        raise BackboneError(f"unknown dtype {dtype!r}: use auto, {', '.join(named)} or {INT8}")
+        raise BackboneError(f"unknown dtype {dtype!r}: use auto, {', '.join([*named, FLOAT8])} or {INT8}")
     return named[dtype]
+
+
+def check_float8(device: torch.device) -> None:
+    """Raise BackboneError if a device has no products in float8."""
+    if device.type != "cuda":
+        found = "the model is on a CPU"
+    elif (capability := torch.cuda.get_device_capability(device)) < FLOAT8_CAPABILITY:
+        found = f"{torch.cuda.get_device_name(device)} has {'.'.join(map(str, capability))}"
+    else:
+        return
+    raise BackboneError(
+        "cannot use float8: it needs an NVIDIA card of compute capability 8.9 or more (Ada, Hopper), and "
+        f"{found}; use --dtype bfloat16"
+    )
 
 
 def computes_bfloat16() -> bool:

@@ -18,9 +18,9 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from allocembed.backbones import float8, int8
 from allocembed.backbones.base import Backbone
-from allocembed.backbones.devices import INT8, pick_device, pick_dtype, weight_bytes
-from allocembed.backbones.int8 import round_linears
+from allocembed.backbones.devices import FLOAT8, INT8, pick_device, pick_dtype, weight_bytes
 from allocembed.backbones.registry import (
     ADAPTER,
     DEFAULT_BACKBONE,
@@ -46,10 +46,11 @@ def load_backbone(
     """Load a backbone by short name, hub id or local folder.
 
     `device="auto"` is CUDA if available; `dtype="auto"` is bfloat16 there, and for large models on CPUs that compute in
-    it, else float32. `dtype="int8"` rounds the weights of linear layers, for CPUs (see `int8`). `inputs`
-    names one of the model's own input pipelines; the default is the first in the registry. `dim` keeps the first
-    dimensions of the vector (Matryoshka) and normalises again. `compile` compiles the model's blocks at the first
-    video: half a minute that pays off after some hundred videos. It needs a C++ compiler.
+    it, else float32. `dtype="int8"` rounds the weights of linear layers, for CPUs. `dtype="float8"` multiplies
+    in eight bits, on NVIDIA cards from Ada on. The modules of these names say how. `inputs` names one of the model's
+    own input pipelines; the default is the first in the registry. `dim` keeps the first dimensions of the vector
+    (Matryoshka) and normalises again. `compile` compiles the model's blocks at the first video: half a minute that pays
+    off after some hundred videos. It needs a C++ compiler.
     """
     name = str(name)
     check_backbone(name, inputs)
@@ -83,7 +84,9 @@ def load_backbone(
         if base != folder:
             model = _merge_adapter(model, folder)
         if dtype == INT8:
-            round_linears(model)
+            int8.round_linears(model)
+        if dtype == FLOAT8:
+            float8.round_linears(model, chosen)
     except (BackboneError, MissingDependency):
         raise
     except Exception as error:  # damaged files make these libraries raise errors of every kind

@@ -57,7 +57,7 @@ def compare(
         within: What the recommended setting may lose against the best one, as a share of the distance between videos.
         by: What cheap means: time, for allocation and embedding as measured here, or visual tokens.
         reference_dtype: Number format of the full-resolution vectors that all are compared with, such as float32 to see
-            what int8 costs. Default: that of --dtype.
+            what int8 or float8 costs. Default: that of --dtype.
         plot: Plot fidelity against cost, as this file with the suffixes .png and .svg.
         as_json: Print the results as JSON.
     """

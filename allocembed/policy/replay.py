@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import torch
 
+from allocembed.video.decoders.base import SETTING_UP
+
 KEPT = 8
 WARM_UPS = 2  # libraries choose kernels and allocate memory before the capture
 logger = logging.getLogger("allocembed")
@@ -108,6 +110,6 @@ class Replay:
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # This thread only: another one may be running the backbone, which allocates memory.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with SETTING_UP, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             output = self.function(prepared, *static)
         return _Captured(graph, static, output, torch.empty_like(output, device="cpu", pin_memory=True), prepared)

@@ -191,11 +191,12 @@ class VideoFile(VideoSource):
         stamps: list[int | None] = []
         for _ in range(2):
             canvas, slot, stamps = Canvas(len(wanted)), 0, []
-            for stamp, pixels in self.decoder.in_order(frozenset(wanted.tolist())):
-                stamps.append(stamp)
-                if pixels is not None:
-                    canvas.put(slot, pixels)
-                    slot += 1
+            with self.decoder.lane():
+                for stamp, pixels in self.decoder.in_order(frozenset(wanted.tolist())):
+                    stamps.append(stamp)
+                    if pixels is not None:
+                        canvas.put(slot, pixels)
+                        slot += 1
             if not stamps or (len(stamps) != packets and self._demuxer.packet_per_frame):
                 break
             times, duration = self._clock(stamps)

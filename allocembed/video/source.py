@@ -122,10 +122,11 @@ class VideoSource(ABC):
         canvases = {count: Canvas(len(indices)) for count, indices in chosen.items()}
         try:
             union = np.unique(np.concatenate(list(chosen.values()))).tolist()
-            for index, _, pixels in self.decoder.pictures(table, union):
-                for count, indices in chosen.items():
-                    if indices[slot := int(np.searchsorted(indices, index)) % len(indices)] == index:
-                        canvases[count].put(slot, pixels)
+            with self.decoder.lane():
+                for index, _, pixels in self.decoder.pictures(table, union):
+                    for count, indices in chosen.items():
+                        if indices[slot := int(np.searchsorted(indices, index)) % len(indices)] == index:
+                            canvases[count].put(slot, pixels)
         except TableMismatch:
             return {count: self.sample(count, seek) for count in counts}
         self.spans[seek] = span
@@ -192,10 +193,11 @@ class VideoSource(ABC):
         wanted = sorted(keyframes + exact)
         canvas = Canvas(len(wanted))
         indices, stamps = np.full((2, len(wanted)), -1, np.int64)
-        for index, stamp, pixels in self.decoder.pictures(table, exact, keyframes):
-            slot = int(np.searchsorted(wanted, index, side="right")) - 1
-            indices[slot], stamps[slot] = index, stamp
-            canvas.put(slot, pixels)
+        with self.decoder.lane():
+            for index, stamp, pixels in self.decoder.pictures(table, exact, keyframes):
+                slot = int(np.searchsorted(wanted, index, side="right")) - 1
+                indices[slot], stamps[slot] = index, stamp
+                canvas.put(slot, pixels)
         # In a table by decode time, times are counted from the first frame, which must therefore be among these.
         if (np.diff(indices) <= 0).any() or (span.first == 0 and indices[0] != 0):
             raise TableMismatch
@@ -215,12 +217,13 @@ class VideoSource(ABC):
         held: dict[int, np.ndarray] = {}
         for window, start in zip(windows, starts, strict=True):
             held = {index: pixels for index, pixels in held.items() if index >= window[0]}
-            while window[-1] not in held:
-                index, _, pixels = next(pictures)
-                held[index] = pixels
             canvas = Canvas(len(window))
-            for slot, index in enumerate(window.tolist()):
-                canvas.put(slot, held[index])
+            with self.decoder.lane():
+                while window[-1] not in held:
+                    index, _, pixels = next(pictures)
+                    held[index] = pixels
+                for slot, index in enumerate(window.tolist()):
+                    canvas.put(slot, held[index])
             paused = time.monotonic()
             yield self.make_clip(canvas, times[window], window, span, start)
             self.stopwatch.started += time.monotonic() - paused  # the caller's time does not count

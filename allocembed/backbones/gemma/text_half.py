@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from allocembed.backbones.devices import INT8, pick_device, pick_dtype, weight_bytes
+from allocembed.backbones.devices import ROUNDED, pick_device, pick_dtype, weight_bytes
 from allocembed.backbones.gemma.by_length import attend_by_length
 from allocembed.backbones.gemma.inputs import QUERY, lay_out
 from allocembed.backbones.qwen_vl.text_half import is_unicode, rotate_half, tensor_files
@@ -49,7 +49,7 @@ class GemmaTextHalf:
     ) -> None:
         """Raise ValueError or LookupError if the checkpoint is not as usual."""
         chosen = pick_device(device)
-        if "quantization_config" in config or dtype == INT8:
+        if "quantization_config" in config or dtype in ROUNDED:
             raise ValueError("rounded weights are not computed here")
         if chosen.type != "cpu":
             raise ValueError("a GPU computes attention in other ways, which need the whole package")

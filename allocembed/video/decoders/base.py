@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -10,6 +12,10 @@ import numpy as np
 Picture = tuple[int, int, np.ndarray]
 """Frame number, presentation time in ticks, and (H, W, 3) uint8 RGB, upright, square pixels. A decoder on a GPU gives a
 tensor there."""
+
+SETTING_UP = Lock()
+"""Held while a decoder of a GPU is created or dropped, and while a CUDA graph is captured: what one does to the device
+may break the other."""
 
 
 class TableMismatch(Exception):  # noqa: N818 (caught inside the package)
@@ -65,6 +71,10 @@ class Decoder(ABC):
 
     def close(self) -> None:  # noqa: B027 (most have nothing to release)
         """Release what belongs to this source."""
+
+    def lane(self) -> AbstractContextManager[Any]:
+        """Where pictures are decoded and copied to their clip. Leaving it waits until the clip is complete."""
+        return nullcontext()
 
     @abstractmethod
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ class Stream:
 
     def __init__(self, name: str, extradata: bytes, convert: Callable[[Packet], Iterable[Any]] | None) -> None:
         self.codec = CODECS[name]
+        self.kind: Hashable = extradata if extradata or self.codec in ("VP9", "AV1") else self
+        """What a decoder is set up for: the parameter sets, with which other files may come, too."""
         self._convert = convert
         self._length_bytes = 0
         headers = b""

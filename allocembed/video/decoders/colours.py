@@ -5,6 +5,7 @@ makes a frame equal wherever it is decoded. With more bits FFmpeg interpolates c
 to.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +25,17 @@ class Colours:
     """Whether luma uses all levels, not only 16 to 235."""
     bits: int = 8
 
-    def to_rgb(self, luma: torch.Tensor, chroma: torch.Tensor) -> torch.Tensor:
-        """Luma (H, W) and chroma (H/2, W/2, 2), to (H, W, 3) uint8.
+    def to_rgb(self, luma: torch.Tensor, chroma: torch.Tensor, width: int | None = None) -> torch.Tensor:
+        """Luma (H, W) and chroma (H/2, W/2, 2), to (H, W, 3) uint8, or to another `width`.
 
         Of more than 8 bits, the upper ones of 16-bit words are used, as the card delivers them.
         """
-        if self.bits == 8:
+        width = width or luma.shape[1]
+        if self.bits == 8 and width == luma.shape[1]:
             return self._whole(luma, chroma)
-        levels, colours = (_words(plane) >> (16 - self.bits) for plane in (luma, chroma))
-        return self._interpolated(levels.float(), colours.float())
+        if self.bits > 8:
+            luma, chroma = (_words(plane) >> (16 - self.bits) for plane in (luma, chroma))
+        return self._interpolated(luma.float(), chroma.float(), width)
 
     def _factors(self) -> tuple[float, float, float, float]:
         """Of blue and red differences in red, blue and green, for chroma of limited range."""
@@ -53,12 +56,18 @@ class Colours:
         parts = (level + _times(v, red), level + _times(u, -from_blue) + _times(v, -from_red), level + _times(u, blue))
         return torch.stack([part.clamp_(0, 255).to(torch.uint8) for part in parts], -1)
 
-    def _interpolated(self, luma: torch.Tensor, chroma: torch.Tensor) -> torch.Tensor:
+    def _interpolated(self, luma: torch.Tensor, chroma: torch.Tensor, width: int) -> torch.Tensor:
         top, step = 2**self.bits - 1, 2 ** (self.bits - 8)
         low, span, reach = (0, top, top) if self.full_range else (16 * step, 219 * step, 224 * step)
-        level = (luma - low) * (255 / span)
         # Chroma lies on every second column, and in the middle of two rows.
-        spread = _double(_double(chroma.permute(2, 0, 1), (0.0, 0.5)).mT, (-0.25, 0.25)).mT
+        tall = _double(chroma.permute(2, 0, 1).mT, (-0.25, 0.25)).mT
+        if width == luma.shape[1]:
+            spread = _double(tall, (0.0, 0.5))
+        else:
+            step_across = luma.shape[1] / width
+            places = (torch.arange(width, device=luma.device) + 0.5) * step_across - 0.5
+            luma, spread = _stretch(luma[None], places, step_across)[0], _stretch(tall, places / 2, step_across / 2)
+        level = (luma - low) * (255 / span)
         u, v = (spread - 128 * step) * (255 / reach)
         red, blue, from_blue, from_red = self._factors()
         parts = (level + red * v, level - from_blue * u - from_red * v, level + blue * u)
@@ -75,19 +84,31 @@ def _words(plane: torch.Tensor) -> torch.Tensor:
     return plane.view(torch.int16).int() & 0xFFFF
 
 
+def _cubic(distance: torch.Tensor) -> torch.Tensor:
+    """The weight of a value at a distance, in swscale's bicubic filter."""
+    sharpness = -0.6
+    near = (sharpness + 2) * distance**3 - (sharpness + 3) * distance**2 + 1
+    far = sharpness * (distance**3 - 5 * distance**2 + 8 * distance - 4)
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
+
+
 def _double(planes: torch.Tensor, offsets: tuple[float, float]) -> torch.Tensor:
-    """Two values for each one along the last axis, at these distances from it, by swscale's bicubic filter."""
-    count, sharpness = planes.shape[-1], -0.6
-
-    def weight(distance: float) -> float:
-        if distance < 1:
-            return (sharpness + 2) * distance**3 - (sharpness + 3) * distance**2 + 1
-        return sharpness * (distance**3 - 5 * distance**2 + 8 * distance - 4) if distance < 2 else 0.0
-
+    """Two values for each one along the last axis, at these distances from it."""
+    count = planes.shape[-1]
+    weights = _cubic((torch.arange(-2, 3)[:, None] - torch.tensor(offsets)).abs()).tolist()
     around = F.pad(planes, (2, 2), mode="replicate")
     taps = [around[..., place : place + count] for place in range(5)]
-    made = [sum(weight(abs(place - 2 - at)) * tap for place, tap in enumerate(taps)) for at in offsets]
+    made = [sum(row[side] * tap for row, tap in zip(weights, taps, strict=True)) for side in (0, 1)]
     return torch.stack(made, -1).flatten(-2)  # pyright: ignore[reportArgumentType] (sums of tensors)
+
+
+def _stretch(planes: torch.Tensor, places: torch.Tensor, step: float) -> torch.Tensor:
+    """The values at `places` along the last axis, `step` apart; over wide steps, more values are averaged."""
+    wide = max(1.0, step)
+    edge = math.ceil(2 * wide) + 1
+    known = torch.arange(-edge, planes.shape[-1] + edge, device=planes.device)
+    weights = _cubic((known[:, None] - places).abs() / wide)
+    return F.pad(planes, (edge, edge), mode="replicate") @ (weights / weights.sum(0))
 
 
 @dataclass(frozen=True)

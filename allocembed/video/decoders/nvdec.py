@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from threading import BoundedSemaphore, Lock
@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from allocembed.errors import ConfigError, MissingDependency, VideoError
-from allocembed.video.decoders.base import Decoder, FrameTable, Picture, TableMismatch
+from allocembed.video.decoders.base import SETTING_UP, Decoder, FrameTable, Picture, TableMismatch
 from allocembed.video.decoders.bitstream import Stream, describe
 from allocembed.video.decoders.colours import Colours, Turn
 from allocembed.video.decoders.pyav import BT601, FULL_RANGE, MATRICES, PyAVDecoder, display_turn, shown_width
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "PyNvVideoCodec"
 FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
-SIZES = ((1920, 1088), (4096, 2304), (8192, 8192))  # a session serves all videos up to its own size
+SESSIONS = 2  # kept at each place
 SLOTS = 12  # files that the card decodes at the same time; more do not make an H200 faster
 logger = logging.getLogger("allocembed")
 
@@ -64,37 +63,73 @@ class Look:
 
 
 class Session:
-    """One decoder of the card, which serves one file after the other, and the stream it works in."""
+    """One decoder of the card, which serves one file after the other of the same kind.
 
-    def __init__(self, card: Nvdec, codec: str, size: tuple[int, int]) -> None:
-        self.library, self.device = card.library, card.device
-        self.stream = torch.cuda.Stream(card.device) if card.device.type == "cuda" else None
+    The library can reconfigure a decoder, but then scales pictures to the size of the first file, writes past its
+    buffers where only the cropping differs, and keeps the number of reference pictures. So files share a session only
+    if their parameter sets are equal.
+    """
+
+    def __init__(self, card: Nvdec, slot: Slot, codec: str, size: tuple[int, int]) -> None:
+        self.library, self.fed, self.running = card.library, False, False
         self.decoder = self.library.CreateDecoder(
             gpuid=card.device.index or 0,
             codec=getattr(self.library.cudaVideoCodec, codec),
             cudacontext=0,
-            cudastream=self.stream.cuda_stream if self.stream else 0,
+            cudastream=slot.stream.cuda_stream if slot.stream else 0,
             usedevicememory=True,
-            maxwidth=size[0],
-            maxheight=size[1],
+            maxwidth=size[1],
+            maxheight=size[0],
         )
-
-    def lane(self) -> AbstractContextManager[Any]:
-        """Where pictures are converted: after they are decoded, and before the next one is."""
-        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
 
     def decode(self, address: int, size: int, pts: int) -> list[Surface]:
         """Give the decoder a packet; return the pictures that are complete."""
         packet = self.library.PacketData()
         packet.bsl_data, packet.bsl, packet.pts = address, size, pts
-        return [Surface(frame.timestamp, frame) for frame in self.decoder.Decode(packet)]
+        self.fed = True
+        return self._feed(packet)
 
     def drain(self) -> list[Surface]:
-        """End a sequence; return the pictures that are left."""
-        packet = self.library.PacketData()
-        packet.bsl = 0
-        packet.decode_flag = self.library.VideoPacketFlag.ENDOFSTREAM
-        return [Surface(frame.timestamp, frame) for frame in self.decoder.Decode(packet)]
+        """End a sequence, by an empty packet; return the pictures that are left."""
+        return self._feed(self.library.PacketData()) if self.fed else []
+
+    def _feed(self, packet: Any) -> list[Surface]:
+        if self.running:
+            return [Surface(frame.timestamp, frame) for frame in self.decoder.Decode(packet)]
+        with SETTING_UP:  # the library creates the decoder with the first picture
+            frames = self.decoder.Decode(packet)
+        self.running = bool(frames)
+        return [Surface(frame.timestamp, frame) for frame in frames]
+
+
+class Slot:
+    """A place on the card for one file at a time: a stream, and the sessions that last worked in it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.sessions: OrderedDict[Hashable, Session] = OrderedDict()
+
+    def within(self) -> AbstractContextManager[Any]:
+        """Work in the stream: after pictures are decoded, and before the next one is."""
+        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
+
+    @contextmanager
+    def lane(self) -> Iterator[None]:
+        """Work in the stream, and wait until all of it is done."""
+        with self.within():
+            try:
+                yield
+            finally:
+                if self.stream:
+                    self.stream.synchronize()
+
+    def keep(self, key: Hashable, session: Session) -> None:
+        """Keep a session for the next file of its kind, and drop the one that was used least recently."""
+        self.sessions[key] = session
+        self.sessions.move_to_end(key)
+        if len(self.sessions) > SESSIONS:
+            with SETTING_UP:
+                self.sessions.popitem(last=False)
 
 
 class Nvdec:
@@ -106,44 +141,44 @@ class Nvdec:
         """Files that PyAV had to decode, by reason."""
         self.files = 0
         """Files that the card decoded."""
-        self._slots = BoundedSemaphore(SLOTS) if shared else None
-        self._idle: dict[tuple[str, int, tuple[int, int]], list[Session]] = {}
+        self._free = BoundedSemaphore(SLOTS) if shared else None
+        self._idle: list[Slot] = []
         self._able: dict[tuple[str, int], dict[str, int]] = {}
         self._lock = Lock()
 
     def open(self, demuxer: Demuxer) -> Decoder | None:
         """A decoder for a file; None if all are busy."""
-        if self._slots is not None and not self._slots.acquire(blocking=False):
+        if self._free is not None and not self._free.acquire(blocking=False):
             return None
+        slot = None
         try:
-            return NvdecDecoder(self, demuxer)
+            with self._lock:
+                slot = self._idle.pop() if self._idle else None
+            slot = slot or Slot(self.device)
+            return NvdecDecoder(self, slot, demuxer)
         except BaseException:
-            self.release()
+            self.release(slot)
             raise
 
-    def release(self) -> None:
+    def release(self, slot: Slot | None) -> None:
         """A file is closed."""
-        if self._slots is not None:
-            self._slots.release()
+        if slot is not None:
+            with self._lock:
+                self._idle.append(slot)
+        if self._free is not None:
+            self._free.release()
 
-    def session(self, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Any, Session]:
-        """A session for a codec, bits and (height, width), and the key to return it with."""
+    def session(self, slot: Slot, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
+        """A session for a stream of (height, width), and its name."""
         height, width = size
         able = self._ask(stream.codec, bits)
         fits = able["width_min"] <= width <= able["width_max"] and able["height_min"] <= height <= able["height_max"]
         if not able["supported"] or not fits or width * height > 256 * able["mb_num_max"]:
             raise CannotDecodeHere(f"{stream.codec} of {bits} bits and {width}x{height}")
-        largest = next(most for most in SIZES if width <= most[0] and height <= most[1])
-        key = stream.codec, bits, largest
-        with self._lock:
-            if idle := self._idle.get(key):
-                return key, idle.pop()
-        return key, Session(self, stream.codec, largest)
-
-    def give_back(self, key: Any, session: Session) -> None:
-        """Keep a session for the next file."""
-        with self._lock:
-            self._idle.setdefault(key, []).append(session)
+        key = stream.codec, bits, size, stream.kind
+        session = slot.sessions.get(key) or Session(self, slot, stream.codec, size)
+        slot.keep(key, session)
+        return key, session
 
     def count(self, reason: str | None) -> None:
         """Note a file, and why PyAV decoded it if it did."""
@@ -169,34 +204,36 @@ class Nvdec:
         with self._lock:
             if (codec, bits) not in self._able:
                 library = self.library
-                self._able[codec, bits] = library.GetDecoderCaps(
-                    gpuid=self.device.index or 0,
-                    codec=getattr(library.cudaVideoCodec, codec),
-                    chromaformat=library.cudaVideoChromaFormat(1),
-                    bitdepth=bits,
-                )
+                with SETTING_UP:  # the library creates a context to ask in
+                    self._able[codec, bits] = library.GetDecoderCaps(
+                        gpuid=self.device.index or 0,
+                        codec=getattr(library.cudaVideoCodec, codec),
+                        chromaformat=library.cudaVideoChromaFormat(1),
+                        bitdepth=bits,
+                    )
             return self._able[codec, bits]
 
 
 class NvdecDecoder(PyAVDecoder):
     """Decodes one file on the card, and with PyAV what the card cannot."""
 
-    def __init__(self, card: Nvdec, demuxer: Demuxer) -> None:
+    def __init__(self, card: Nvdec, slot: Slot, demuxer: Demuxer) -> None:
         super().__init__(demuxer)
-        self.card, self.fallback = card, PyAVDecoder(demuxer)
+        self.card, self.slot, self.fallback = card, slot, PyAVDecoder(demuxer)
         self._unable = ""
         self._look: Look | None = None
         self._session: Session | None = None
-        self._key: Any = None
+        self._key: Hashable = None
         self._stream: Stream | None = None
         self._closed = self._counted = False
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            if self._session is not None:
-                self.card.give_back(self._key, self._session)
-            self.card.release()
+            self.card.release(self.slot)
+
+    def lane(self) -> AbstractContextManager[Any]:
+        return self.slot.lane()
 
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
         left, left_keys = list(exact), list(keyframes)
@@ -217,10 +254,8 @@ class NvdecDecoder(PyAVDecoder):
         except Exception as error:  # the card's library raises errors of several kinds
             self._unable = "unusual times" if isinstance(error, TableMismatch) else f"{type(error).__name__} on the GPU"
             logger.debug("%s: %s", self.demuxer.source, error)
-            self._session = None  # it may be in any state
-        finally:
-            if self._session is not None and self._session.stream is not None:
-                self._session.stream.synchronize()  # others may use the pictures now
+            self._session = None
+            self.slot.sessions.pop(self._key, None)  # it may be in any state
         self._count(self._unable)
         for index, stamp, pixels in self.fallback.pictures(table, left, left_keys):
             yield index, stamp, self._send(pixels)
@@ -249,19 +284,16 @@ class NvdecDecoder(PyAVDecoder):
                 yield from self.decode(packet)
 
     def to_rgb(self, frame: Any) -> Any:
-        assert self._session is not None
         assert self._look is not None
         height, width = self._look.size
-        with self._session.lane():
+        with self.slot.within():
             surface = torch.from_dlpack(frame.frame)
             if surface.shape != (height * 3 // 2, width):
                 raise CannotDecodeHere("frames of different sizes")
             # The library states a wrong step between 16-bit words.
             surface = surface.as_strided(surface.shape, (surface.stride(0), 1))
             chroma = surface[height:].unflatten(1, (-1, 2))
-            image = self._look.colours.to_rgb(surface[:height], chroma)
-            if self._look.width != width:
-                image = _widen(image, self._look.width)
+            image = self._look.colours.to_rgb(surface[:height], chroma, self._look.width)
             return self._look.turn.apply(image).contiguous()
 
     def restart(self) -> None:
@@ -282,7 +314,8 @@ class NvdecDecoder(PyAVDecoder):
                 raise CannotDecodeHere(self.demuxer.stream.codec_context.name)
         if self._look is None:
             self._look = self._look_at(table)
-        self._key, self._session = self.card.session(self._stream, self._look.colours.bits, self._look.size)
+        look = self._look
+        self._key, self._session = self.card.session(self.slot, self._stream, look.colours.bits, look.size)
 
     def _look_at(self, table: FrameTable) -> Look:
         frame = self.fallback.first_keyframe(table)
@@ -337,10 +370,3 @@ def find_library() -> Any:
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         remedy = "use --decoder pyav, or install NVIDIA's driver with its video libraries"
         raise ConfigError(f"cannot decode on the GPU: {cause}; {remedy}") from error
-
-
-def _widen(image: torch.Tensor, width: int) -> torch.Tensor:
-    """Make the pixels of (H, W, 3) square."""
-    planes = image.permute(2, 0, 1)[None].float()
-    wide = F.interpolate(planes, size=(image.shape[0], width), mode="bicubic", antialias=True)
-    return wide[0].permute(1, 2, 0).round_().clamp_(0, 255).to(torch.uint8)

@@ -1,0 +1,54 @@
+#!/bin/sh
+# Measure decoding on a card: sh bench/card.sh OUT [tests] [nvdec] [table] [growth]
+#
+# Each part has a time limit and writes JSON to the folder OUT, and all write to OUT/card.log. They share the video files,
+# which are written in the background first. DECODERS limits the decoders of the first table.
+set -u
+out=$1
+shift
+parts=${*:-tests nvdec table growth}
+files=${FILES:-/tmp/allocembed-files}
+python=${PYTHON:-python3}
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root" || exit 1
+mkdir -p "$out" "$files"
+log=$out/card.log
+: >"$log"
+export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+
+run() { # NAME SECONDS COMMAND...
+    name=$1 limit=$2 began=$(date +%s) before=$(wc -l <"$log")
+    shift 2
+    timeout "$limit" "$@" >>"$log" 2>&1
+    echo "== $name: exit $? after $(($(date +%s) - began)) s" | tee -a "$log"
+    tail -n +"$((before + 1))" "$log" | grep -v 'Svt\[' | tail -n "${TAIL:-25}" | cut -c 1-400
+}
+
+wanted() { case " $parts " in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
+
+writer=
+if wanted table || wanted growth; then
+    growth=
+    gops=
+    wanted growth && growth=--growth
+    wanted table && gops="50 250"
+    # shellcheck disable=SC2086
+    $python bench/files.py "$files" --gop $gops $growth >"$files/log" 2>&1 &
+    writer=$!
+fi
+wanted tests && run tests 90 $python -m pytest -n 0 -q -p no:cacheprovider tests/video/test_nvdec_card.py
+wanted nvdec && run nvdec 120 $python bench/nvdec.py --shape qwen3-vl-2b --out "$out/nvdec.json"
+if [ -n "$writer" ]; then
+    wait "$writer"
+    tee -a "$log" <"$files/log"
+fi
+pipeline="$python bench/pipeline.py --stream-only --compile --rounds 1 --videos 48 --files $files"
+if wanted table; then
+    run table2 330 $pipeline --shape qwen2-vl-2b --seek exact keyframe --decoder ${DECODERS:-auto nvdec pyav} --gop 50 250 \
+        --trace 24 --minutes 5 --out "$out/table_qwen2-vl-2b.json"
+    run table3 130 $pipeline --shape qwen3-vl-2b --seek exact --decoder auto nvdec --gop 50 250 \
+        --trace 24 --minutes 2 --out "$out/table_qwen3-vl-2b.json"
+fi
+wanted growth && run growth 200 $python bench/growth_files.py --compile --files "$files" --minutes 2.5 \
+    --out "$out/growth_files.json"
+exit 0

@@ -1,0 +1,150 @@
+"""Decoding on a real card. Without one, or without its library, these tests are skipped."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from allocembed import AllocEmbed
+from allocembed.errors import AllocEmbedError
+from allocembed.policy.replay import Replay
+from allocembed.video import open_video
+from allocembed.video.decoders.nvdec import Nvdec, find_library
+from tests.clips import picture, write_video
+
+GROUPS = {"g": "12", "bf": "3"}
+X265 = "log-level=none:keyint=12:open-gop="
+FILES = {
+    "b_frames.mp4": {"options": GROUPS},
+    "matroska.mkv": {"options": GROUPS},
+    "transport.ts": {"options": {"g": "12", "bf": "2"}},
+    "open_groups.mp4": {"options": {**GROUPS, "x264-params": "open-gop=1"}},
+    "one_group.mp4": {"options": {"g": "300", "bf": "3"}},
+    "full_range.mp4": {"options": GROUPS, "pixels": "yuvj420p"},
+    "hevc.mp4": {"codec": "libx265", "options": {"x265-params": X265 + "0"}},
+    "hevc_open_groups.mp4": {"codec": "libx265", "options": {"x265-params": X265 + "1"}},
+    "hevc_ten_bits.mp4": {"codec": "libx265", "pixels": "yuv420p10le", "options": {"x265-params": X265 + "0"}},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": {"g": "12", "deadline": "realtime", "cpu-used": "8"}},
+}
+
+
+def usable() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    try:
+        return bool(find_library())
+    except AllocEmbedError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not usable(), reason="needs a card with decoders, and PyNvVideoCodec")
+
+
+def card(*, shared: bool = False) -> Nvdec:
+    return Nvdec(torch.device("cuda", 0), shared=shared)
+
+
+def make(folder: Path, name: str, size: tuple[int, int] = (320, 240), frames: int = 50, **other: object) -> Path:
+    pictures = [picture(number, *size) for number in range(frames)]
+    return write_video(folder / name, pictures, **(FILES.get(name, {"options": GROUPS}) | other))
+
+
+def assert_same(found, expected, most: float = 0.0) -> None:
+    assert isinstance(found.frames, torch.Tensor) and found.frames.is_cuda
+    assert found.indices.tolist() == expected.indices.tolist() and found.times.tolist() == expected.times.tolist()
+    assert np.abs(found.on_host().frames.astype(int) - expected.frames).mean() <= most
+
+
+@pytest.mark.parametrize("seek", ["exact", "keyframe"])
+@pytest.mark.parametrize("name", FILES)
+def test_frames_and_times_are_those_of_pyav(tmp_path, name, seek):
+    path, gpu = make(tmp_path, name), card()
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        expected, found = plain.sample(9, seek), fast.sample(9, seek)
+    if name == "open_groups.mp4" and seek == "keyframe":
+        pytest.skip("PyAV reads such a file through; the card finds its keyframes")
+    assert_same(found, expected, 0.05 if "ten_bits" in name else 0.0)
+    assert gpu.files == 1 and not gpu.declined
+
+
+def test_one_place_decodes_files_of_many_kinds_in_turn(tmp_path):
+    gpu = card()
+    sizes = [(320, 240), (640, 360), (320, 240), (258, 194), (320, 240), (1920, 1080), (1920, 1088)]
+    for number, size in enumerate(sizes):
+        path = make(tmp_path, f"{number}.mp4", size, 24, options=GROUPS | {"refs": str(1 + number % 3 * 4)})
+        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+            assert_same(fast.sample(7), plain.sample(7))
+    assert gpu.files == len(sizes) and not gpu.declined
+
+
+def test_windows_are_those_of_pyav(tmp_path):
+    path = make(tmp_path, "b_frames.mp4")
+    with open_video(path) as plain, open_video(path, hardware=card()) as fast:
+        for found, expected in zip(fast.windows(3, 4), plain.windows(3, 4), strict=True):
+            assert_same(found, expected)
+
+
+def test_what_the_card_lacks_is_decoded_by_pyav(tmp_path):
+    gpu = card()
+    path = make(tmp_path, "ten.mp4", pixels="yuv420p10le")
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert_same(fast.sample(5), plain.sample(5))
+    assert list(gpu.declined) in ([], ["H264 of 10 bits and 320x240"])
+
+
+def test_many_threads_read_while_the_card_computes_and_graphs_are_captured(tmp_path):
+    """Pictures that are copied too early, or overwritten, differ; a capture that another thread breaks is an error."""
+    kinds = [((640, 360), "1"), ((640, 360), "8"), ((320, 240), "3")]
+    paths = [make(tmp_path, f"{k}.mp4", size, 40, options=GROUPS | {"refs": r}) for k, (size, r) in enumerate(kinds)]
+    expected = []
+    for path in paths:
+        with open_video(path) as video:
+            expected.append(video.sample(9))
+    gpu, ends, captures = card(), threading.Event(), []
+
+    def read(number: int) -> None:
+        with open_video(paths[number % 3], hardware=gpu) as video:
+            assert_same(video.sample(9), expected[number % 3])
+
+    def compute() -> None:
+        matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        while not ends.is_set():
+            for _ in range(20):
+                matrix = (matrix @ matrix).clamp_(-1, 1)
+            torch.cuda.current_stream().synchronize()
+
+    def capture() -> None:
+        lane, count = torch.cuda.Stream(), 0
+        with torch.cuda.stream(lane):
+            while not ends.is_set():
+                replay = Replay(lambda _, values: values * 2 + 1, lambda kind, values: None)
+                values = torch.full((16,), float(count), device="cuda")
+                assert replay("double", values).tolist() == [2.0 * count + 1] * 16
+                captures.append(replay.works)
+                count += 1
+
+    with ThreadPoolExecutor(18) as pool:
+        around = [pool.submit(compute), pool.submit(capture)]
+        reads = [pool.submit(read, number) for number in range(96)]
+        try:
+            for each in reads:
+                each.result()
+        finally:
+            ends.set()
+        for each in around:
+            each.result()
+    assert gpu.files == 96 and not gpu.declined
+    assert captures and all(captures)
+
+
+@pytest.mark.parametrize("decoder", ["auto", "nvdec"])
+def test_vectors_are_those_of_pyav(tmp_path, qwen3_folder, decoder):
+    paths = [make(tmp_path, f"{number}.mp4", size) for number, size in enumerate([(320, 240), (640, 360)] * 8)]
+    vectors = []
+    for name in ("pyav", decoder):
+        embedder = AllocEmbed.from_pretrained(qwen3_folder, "content", device="cuda", decoder=name)
+        vectors.append(np.stack([one.vector for one in embedder.encode_videos(paths)]).astype(float))
+    assert (1 - (vectors[0] * vectors[1]).sum(1)).max() < 1e-4
