@@ -16,6 +16,28 @@ from tests.object_storage import ObjectServer
 
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
+# A file is run whole by one process, so the longest start first: none is then left for one process at the end.
+LONGEST = (
+    "tests/test_torture.py",
+    "tests/search/test_world.py",
+    "tests/rdpo/test_trainer.py",
+    "tests/benchmarks/test_campaign.py",
+    "tests/rdpo/test_run.py",
+    "tests/test_shipped.py",
+    "tests/scale/test_ray.py",
+    "tests/scale/test_local.py",
+    "tests/search/test_kill.py",
+    "tests/search/test_browser.py",
+    "tests/cli/test_search.py",
+    "tests/cli/test_embed.py",
+    "tests/search/test_race.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
 
 @pytest.fixture(scope="session")
 def qwen2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

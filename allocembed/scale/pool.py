@@ -6,6 +6,7 @@ actor again and again is given up, alone: it gets a result that says so. Memory 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,15 @@ from typing import Any, Generic, TypeVar
 
 from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.scale.cluster import Cluster
+from allocembed.scale.local import Processes
+
+logger = logging.getLogger("allocembed")
 
 PORTION = 64  # items that are handed out at once, if there are many
 ATTEMPTS = 3  # deaths or failures with one item before it is given up
 STARTS = 200  # requests to an actor that is being started, before it is given up
 PAUSE = 1.0  # seconds between them
+PATIENCE = 60.0  # seconds after which a line says what workers may be waiting for
 DIED = "the worker died {} times while it read this file; the file may be damaged, or memory too small"
 
 Item = TypeVar("Item")
@@ -50,7 +55,9 @@ class WorkerPool(Generic[Item, Result]):
     def __init__(self, cluster: Cluster, kind: type, *arguments: Any, portion: int = PORTION) -> None:
         """Start actors with these arguments. At most `portion` items, or 64 if that is more, are handed out at once."""
         self.ray, self.count, self.portion = cluster.ray, cluster.workers, max(portion, PORTION)
-        actor = cluster.ray.remote(kind).options(**cluster.resources(), max_restarts=-1, max_task_retries=0)
+        self.needs = cluster.resources()
+        self.may_lack_room = not isinstance(cluster.ray, Processes)
+        actor = cluster.ray.remote(kind).options(**self.needs, max_restarts=-1, max_task_retries=0)
         self.slots: list[_Slot[Item]] = [_Slot(actor.remote(*arguments)) for _ in range(cluster.workers)]
         self.again: deque[_Portion[Item]] = deque()
         self.restarts = 0
@@ -64,18 +71,40 @@ class WorkerPool(Generic[Item, Result]):
         backlog: deque[Item] = deque()
         for slot in self.slots:
             slot.starting = slot.actor.ready.remote()
+        deadline = time.monotonic() + PATIENCE if self.may_lack_room else None
         while True:
             backlog.extend(islice(items, max(0, 2 * self.count * self.portion - len(backlog))))
             self._hand_out(backlog)
             waiting = [ref for slot in self.slots for ref in ([slot.starting] if slot.starting else slot.work)]
             if not any(slot.work for slot in self.slots) and not backlog and not self.again:
                 return
-            for ref in self.ray.wait(waiting, num_returns=1)[0]:
+            if deadline is None:
+                ready = self.ray.wait(waiting, num_returns=1)[0]
+            else:
+                left = max(0.0, deadline - time.monotonic())
+                ready = self.ray.wait(waiting, num_returns=1, timeout=left)[0]
+                if time.monotonic() >= deadline:
+                    deadline = None
+                    self._explain_waiting()
+            for ref in ready:
                 slot = next(slot for slot in self.slots if ref == slot.starting or ref in slot.work)
                 if ref == slot.starting:
                     self._started(slot)
                 else:
                     yield from self._finished(slot, ref, give_up)
+
+    def _explain_waiting(self) -> None:
+        """Say what actors that are not ready may be waiting for: Ray starts one only where it finds room."""
+        starting = sum(bool(slot.starting) for slot in self.slots)
+        if starting:
+            free = self.ray.available_resources()
+            needed = f"{self.needs['num_cpus']:g} CPUs and {self.needs['num_gpus']:g} GPUs"
+            left = f"{free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs"
+            logger.warning(
+                f"{starting} of {self.count} workers are not ready after {PATIENCE:g} s: each needs {needed}, and "
+                f"{left} of the cluster are free; if no model is being loaded, end other programs there, or lower "
+                "--workers or --gpus-per-worker"
+            )
 
     def close(self) -> None:
         """End the actors."""

@@ -38,7 +38,7 @@ class VideoIndex:
     def __init__(self, store: IndexStore, config: EmbedConfig, embedder: AllocEmbed | None = None) -> None:
         """`config` says how to load the model; a given embedder is used instead, if it fits the index."""
         self.store, self.settings = store, store.settings
-        self.lines = LineStore(store.uri)
+        self.lines = LineStore(store.uri, store.writing)
         self._config, self._embedder = config, embedder
         self._sentences = SentenceReader(self.settings, config)
         self._loading = threading.Lock()  # several threads may search at once

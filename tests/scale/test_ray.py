@@ -1,5 +1,6 @@
 """Ray on this machine: the same vectors as in one process, and whatever kills a worker costs only what it worked on."""
 
+import logging
 import os
 import subprocess
 from pathlib import Path
@@ -39,6 +40,31 @@ def test_every_item_gets_one_result_whatever_happens_to_the_workers(cluster, mon
     assert "died 2 times" in str(found.pop(77)) and "nobody can double" in str(found.pop(99))
     assert found == {number: 2 * number for number in range(200) if number not in (77, 99)}
     assert workers.restarts >= 4
+
+
+def test_workers_without_a_free_place_say_so_and_work_once_there_is_one(cluster, monkeypatch):
+    monkeypatch.setattr(pool, "PATIENCE", 0.5)
+    cores = cluster.ray.cluster_resources()["CPU"]
+    other = cluster.ray.remote(Doubler).options(num_cpus=cores).remote()
+    cluster.ray.get(other.ready.remote())
+    said = []
+
+    class Free(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            cluster.ray.kill(other)
+
+    handler = Free()
+    pool.logger.addHandler(handler)
+    try:
+        workers = pool.WorkerPool[int, tuple[int, int]](cluster, Doubler)
+        assert sorted(workers.run(iter(range(4)), lambda number, cause: (number, -1))) == [(n, 2 * n) for n in range(4)]
+        workers.close()
+    finally:
+        pool.logger.removeHandler(handler)
+    (line,) = said
+    assert "2 of 2 workers are not ready after 0.5 s" in line and "0 CPUs and 0 GPUs of the cluster are free" in line
+    assert "lower --workers" in line
 
 
 def test_a_local_cluster_cannot_be_reached_from_other_machines(cluster):

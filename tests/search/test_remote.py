@@ -11,6 +11,8 @@ from allocembed.remote.objects import delete, list_objects, look, read, write
 from allocembed.search import VideoIndex, lease
 from allocembed.search.files import find_videos
 from allocembed.search.lease import Lease, LeaseHeld, LeaseRecord
+from allocembed.search.said.lines import TextSource
+from allocembed.search.said.subtitles import Line
 from allocembed.search.verify import verify
 from tests.command import run
 from tests.object_storage import proxy_of, upload
@@ -95,7 +97,9 @@ def test_a_run_whose_lease_was_taken_writes_nothing_more(bucket, quick, config, 
         time.sleep(0.6)
         with pytest.raises(SearchError, match=r"lease of the index .* was lost"):
             index.store.put_files(find_videos(originals)[0])
-    assert index.store.file_count() == 0
+        with pytest.raises(SearchError, match=r"lease of the index .* was lost"):
+            index.lines.add([(TextSource("a.mp4", "a.srt", "video", "id", 1), [Line(0.0, 1.0, "hello")])], known=())
+    assert index.store.file_count() == 0 and index.lines.count() == 0 and not index.lines.sources()
 
 
 def test_errors_of_object_storage_say_what_to_do(bucket, monkeypatch):

@@ -6,7 +6,8 @@ kill at any moment leaves at worst lines without a row; the next run recognises 
 Both tables are optional: they are made when they are first needed.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from allocembed.search.files import FileEntry
 from allocembed.search.lance import import_lancedb
 from allocembed.search.said.subtitles import Line
 from allocembed.search.said.words import LONGEST_WORD, words
-from allocembed.search.storage import UNREADABLE, UNWRITABLE, conditions, connect, has_table, one_of, storage_errors
+from allocembed.search.storage import UNREADABLE, conditions, connect, has_table, one_of, storage_errors
 
 EVERYTHING = 2**31 - 1
 INSIDE, SPEECH = "inside", "speech"  # origins that belong to the content of a video and not to a path
@@ -62,8 +63,9 @@ class FoundLine:
 class LineStore:
     """The tables of what was said of one index. Nothing is opened before it is needed."""
 
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
+    def __init__(self, uri: str, writing: Callable[[], AbstractContextManager[None]]) -> None:
+        """`writing` is put around each write: it asks for the lease of the index, and names errors of the storage."""
+        self.uri, self.writing = uri, writing
         self._opened: dict[str, Any] = {}
 
     def _table(self, name: str) -> Any:
@@ -78,13 +80,13 @@ class LineStore:
         """The table, made if it does not exist. The caller holds the lock of the index."""
         if self._table(name) is None:
             _, pyarrow = import_lancedb()
-            with storage_errors(self.uri, UNWRITABLE):
+            with self.writing():
                 database = connect(self.uri)
                 database.drop_table(name, ignore_missing=True)  # what a kill has left of one
                 database.create_table(name, schema=_schemas(pyarrow)[name], mode="create")
         table = self._table(name)
         if name == "lines":
-            with storage_errors(self.uri, UNWRITABLE):
+            with self.writing():
                 self._index_words(table)
         return table
 
@@ -172,9 +174,10 @@ class LineStore:
         """Add or replace sources with their lines. The lines of `known` ids are there already."""
         new = {source.source: (source, lines) for source, lines in read if lines and source.source not in known}
         rows = [row for source, lines in new.values() for row in _line_rows(source, lines)]
-        with storage_errors(self.uri, UNWRITABLE):
-            if rows:
+        if rows:
+            with self.writing():
                 self._made("lines").add(rows)
+        with self.writing():
             merge = self._made("subtitles").merge_insert("key")
             rows = [{"key": "\n".join(source.key), **asdict(source)} for source, _ in read]
             merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
@@ -182,15 +185,15 @@ class LineStore:
     def drop_sources(self, keys: Iterable[tuple[str, str]]) -> None:
         """Remove sources; their lines stay."""
         if (table := self._table("subtitles")) is not None:
-            with storage_errors(self.uri, UNWRITABLE):
-                for condition in conditions("key", map("\n".join, keys)):
+            for condition in conditions("key", map("\n".join, keys)):
+                with self.writing():
                     table.delete(condition)
 
     def drop_lines(self, ids: Iterable[str]) -> None:
         """Remove the lines of sources."""
         if (table := self._table("lines")) is not None:
-            with storage_errors(self.uri, UNWRITABLE):
-                for condition in conditions("source", ids):
+            for condition in conditions("source", ids):
+                with self.writing():
                     table.delete(condition)
 
     def sweep(self, files: Iterable[FileEntry]) -> None:
@@ -206,14 +209,15 @@ class LineStore:
         """Merge the small files that many commits leave, delete old versions, and index new lines."""
         from lancedb.index import BTree
 
-        with storage_errors(self.uri, UNWRITABLE):
-            lines, subtitles = self._table("lines"), self._table("subtitles")
-            if lines is not None:
+        lines, subtitles = self._table("lines"), self._table("subtitles")
+        if lines is not None:
+            with self.writing():
                 built = {column for index in lines.list_indices() for column in index.columns}
                 if lines.count_rows() > LOOKUP_UP_TO and "video" not in built:
                     lines.create_index("video", config=BTree())
-            for table in (lines, subtitles):
-                if table is not None:
+        for table in (lines, subtitles):
+            if table is not None:
+                with self.writing():
                     table.optimize(cleanup_older_than=timedelta(hours=1))
 
 
