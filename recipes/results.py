@@ -26,7 +26,7 @@ from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.nano import LAYOUT
 
 PAGE = Path("docs/results.md")
-BACKBONES = ("nano-qwen3", "nano-qwen2")
+BACKBONES = ("nano-qwen3", "nano-qwen2", "nano-gemma")
 SETS = {"short": "short-clip,short-video", "long": "long-clip,long-video", "qa": "qa"}
 SEEDS = {"shipped": [], "fresh": ["--seed", "1"]}
 UNTRAINED = "base,full,uniform,content,select"

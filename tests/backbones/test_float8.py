@@ -1,6 +1,5 @@
 """Linear layers that multiply in float8: close to the layers they replace, which layers those are, and on a GPU."""
 
-import copy
 import logging
 import os
 import pickle
@@ -26,6 +25,18 @@ from tests.command import run
 CPU = torch.device("cpu")
 ABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 on_float8 = pytest.mark.skipif(not ABLE, reason="needs a CUDA device that multiplies in float8")
+
+
+def cpu_multiplies() -> bool:
+    """Whether this torch has the product with a scale for each row on a CPU, as from 2.12 on."""
+    try:
+        Float8Linear.of(nn.Linear(16, 16))(torch.ones(2, 16))
+    except RuntimeError:
+        return False
+    return True
+
+
+on_cpu = pytest.mark.skipif(not cpu_multiplies(), reason="this torch multiplies rows in float8 on a GPU only")
 # The lowest cosine to bfloat16. Random weights of recurrent layers amplify rounding: int8 is at 0.97 there.
 FAMILIES = {"qwen25_folder": 0.98, "qwen3_folder": 0.98, "gemma_folder": 0.98, "siglip_folder": 0.98}
 FAMILIES |= {"qwen35_folder": 0.85}
@@ -98,6 +109,7 @@ def test_a_rounded_number_is_within_half_a_step_of_three_bits(dtype):
     assert not rounded[1].float().any() and scale[1] == torch.tensor(LEAST) / LARGEST
 
 
+@on_cpu
 def test_a_broken_number_spoils_its_row_only():
     layer = Float8Linear.of(nn.Linear(32, 16))
     hidden = draw(3, 32)
@@ -107,6 +119,7 @@ def test_a_broken_number_spoils_its_row_only():
     assert found == [False, False, True]
 
 
+@on_cpu
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_layer_is_the_product_of_what_was_rounded_and_close_to_the_one_it_replaces(bias, dtype):
@@ -124,6 +137,7 @@ def test_a_layer_is_the_product_of_what_was_rounded_and_close_to_the_one_it_repl
     assert 0.005 < distance(found, expected) < 0.05
 
 
+@on_cpu
 def test_a_token_does_not_depend_on_its_neighbours():
     layer = Float8Linear.of(nn.Linear(32, 16))
     hidden = draw(5, 32)
@@ -140,6 +154,7 @@ def test_a_shared_layer_stays_shared():
     assert stack.layers[0].attention.o_proj is stack.layers[1].attention.o_proj
 
 
+@on_cpu
 def test_an_input_of_several_layers_is_rounded_once_and_not_kept(monkeypatch):
     stack, seen = make_stack(), []
     monkeypatch.setattr(float8, "round_rows", lambda rows: seen.append(rows.shape) or round_rows(rows))
@@ -172,6 +187,7 @@ def test_layers_of_other_widths_and_the_head_stay_and_nothing_to_round_is_said(c
     assert type(make_stack().head) is nn.Linear
 
 
+@on_cpu
 @pytest.mark.parametrize("folder", FAMILIES)
 def test_vectors_of_a_whole_model_stay_close(folder, request):
     backbone = load_backbone(request.getfixturevalue(folder), device="cpu", dtype="bfloat16")
@@ -203,6 +219,7 @@ def test_all_layers_of_a_nano_model_are_rounded():
     assert not any(type(layer) is nn.Linear for layer in model.modules())
 
 
+@on_cpu
 @pytest.mark.slow
 def test_a_compiled_model_needs_one_graph_and_rounds_the_same():
     stack, graphs = make_stack(), []
@@ -300,17 +317,20 @@ def test_on_a_gpu_rows_are_rounded_as_on_a_cpu(width, dtype):
 @on_float8
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [(64, 32), (1152, 3456), (4304, 1152), (4096, 1024)])
-def test_on_a_gpu_a_layer_gives_what_it_gives_on_a_cpu(sizes, bias):
+def test_on_a_gpu_a_layer_is_the_product_of_what_was_rounded(sizes, bias):
     torch.manual_seed(0)
-    layer = Float8Linear.of(nn.Linear(*sizes, bias=bias, dtype=torch.bfloat16))
-    there = copy.deepcopy(layer).cuda()
+    layer = Float8Linear.of(nn.Linear(*sizes, bias=bias, dtype=torch.bfloat16)).cuda()
+    weight = layer.weight.double() * layer.scale.double().t()
     with torch.inference_mode():
         for count in (1, 2, 15, 16, 17, 333, 1000):
-            hidden = draw(1, count, sizes[0]).bfloat16()
-            found = there(hidden.cuda())
+            hidden = draw(1, count, sizes[0]).bfloat16().cuda()
+            found = layer(hidden)
             assert found.dtype == torch.bfloat16 and found.shape == (1, count, sizes[1])
+            rounded, scale = round_rows(hidden[0])
+            exact = (rounded.double() * scale.double()) @ weight.t()
+            exact = exact if layer.bias is None else exact + layer.bias.double()
             # Its sums have fewer bits than those of a CPU.
-            assert distance(found.cpu(), layer(hidden)) < 0.01, count
+            assert distance(found[0].cpu(), exact.cpu()) < 0.01, count
 
 
 @on_float8
