@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measure decoding on a card: sh bench/card.sh OUT [tests] [nvdec] [table] [growth]
+# Measure decoding on a card: sh bench/card.sh OUT [tests] [nvdec] [rates] [table] [growth]
 #
 # Each part has a time limit and writes JSON to the folder OUT, and all write to OUT/card.log. They share the video files,
 # which are written in the background first. DECODERS limits the decoders of the first table.
@@ -37,6 +37,7 @@ if wanted table || wanted growth; then
     writer=$!
 fi
 wanted tests && run tests 90 $python -m pytest -n 0 -q -p no:cacheprovider tests/video/test_nvdec_card.py
+wanted rates && run rates 130 $python bench/nvdec_rates.py --out "$out/nvdec_rates.json"
 wanted nvdec && run nvdec 120 $python bench/nvdec.py --shape qwen3-vl-2b --out "$out/nvdec.json"
 if [ -n "$writer" ]; then
     wait "$writer"

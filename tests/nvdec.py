@@ -2,6 +2,8 @@
 
 It has the library's habits that matter: it takes addresses of packets behind start codes, needs their headers again
 after a sequence ends, overwrites a picture when the next packet comes, and states a wrong step between 16-bit words.
+A packet marked `discardable` gives no picture, which is known by its time when it is due. Pictures before `SetSeekPTS`
+come out, but are not copied.
 Files of another size are scaled to the first one's, and pictures are spoiled by other parameter sets, since the card
 keeps the number of its reference pictures.
 """
@@ -38,6 +40,11 @@ class Decoder:
         self.size: tuple[int, int] | None = None
         self.parameters: bytes | None = None
         self.spoils = False
+        self.discarded: set[int] = set()
+        self.seek = 0
+
+    def SetSeekPTS(self, pts: int) -> None:  # noqa: N802
+        self.seek = pts
 
     def Decode(self, packet: PacketData) -> list[Frame]:  # noqa: N802
         for frame in self.given:
@@ -47,6 +54,7 @@ class Decoder:
             raise RuntimeError("HandlePictureDecode : the card is gone")
         if packet.bsl:
             data = ctypes.string_at(packet.bsl_data, packet.bsl)
+            self.discarded |= {packet.pts} if packet.discardable else set()
             self.look_at(data)
             part = av.Packet(data)
             part.pts = packet.pts
@@ -57,10 +65,14 @@ class Decoder:
         else:
             frames = self.context.decode(None)
             self.context.flush_buffers()
-        self.given = [Frame(frame.pts, surface(self.scaled(frame))) for frame in frames]
-        for frame in self.given if self.spoils else ():
-            frame.surface.fill_(170)
         self.library.frames += len(frames)
+        shown = [frame for frame in frames if frame.pts not in self.discarded]
+        self.discarded -= {frame.pts for frame in frames}
+        self.given = [Frame(frame.pts, surface(self.scaled(frame))) for frame in shown]
+        skipped = [frame for frame in self.given if self.seek and frame.timestamp < self.seek]
+        for frame in self.given if self.spoils else skipped:
+            frame.surface.fill_(170)
+        self.library.copies += len(shown) - len(skipped)
         return self.given
 
     def look_at(self, data: bytes) -> None:
@@ -82,10 +94,11 @@ class Decoder:
 class PacketData:
     """No attributes but those of the library."""
 
-    __slots__ = ("bsl", "bsl_data", "decode_flag", "pts")
+    __slots__ = ("bsl", "bsl_data", "decode_flag", "discardable", "pts", "seek_pts")
 
     def __init__(self) -> None:
-        self.bsl = self.bsl_data = self.pts = self.decode_flag = 0
+        self.bsl = self.bsl_data = self.pts = self.decode_flag = self.seek_pts = 0
+        self.discardable = False
 
 
 class Library:
@@ -96,7 +109,7 @@ class Library:
 
     def __init__(self, *, able: dict[str, int] | None = None, breaks_at: int | None = None) -> None:
         self.able, self.breaks_at = ABLE | (able or {}), breaks_at
-        self.packets = self.frames = self.sessions = 0
+        self.packets = self.frames = self.copies = self.sessions = 0
 
     def cudaVideoChromaFormat(self, number: int) -> int:  # noqa: N802
         return number

@@ -58,6 +58,43 @@ def test_frames_and_times_are_those_of_pyav(tmp_path, name, seek):
     assert gpu.files == 1 and not gpu.declined
 
 
+@pytest.mark.parametrize("seek", ["exact", "keyframe"])
+@pytest.mark.parametrize("name", FILES)
+def test_frames_are_the_same_where_unwanted_ones_stay_in_the_decoder(tmp_path, monkeypatch, name, seek):
+    monkeypatch.setattr(nvdec.Session, "suppress", True)
+    path, gpu = make(tmp_path, name), card()
+    for count in (9, 4, 9):  # in one session, which may remember pictures that never came out
+        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+            expected, found = plain.sample(count, seek), fast.sample(count, seek)
+        assert found.indices.tolist() == expected.indices.tolist() and found.times.tolist() == expected.times.tolist()
+        assert np.abs(found.frames.numpy().astype(int) - expected.frames).mean() < (0.05 if "ten" in name else 1e-9)
+    assert gpu.files == 3 and not gpu.declined
+
+
+def test_a_frame_that_once_was_unwanted_and_never_came_out_can_still_be_had(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvdec.Session, "suppress", True)
+    path, gpu = make(tmp_path, "hevc.mp4"), card()
+    # Groups are open: decoding from a keyframe on loses the frames that follow it in the file but are shown before it.
+    for after in (-12, 3, -2):
+        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+            index = int(plain.table.keys[1]) + after
+            ((_, _, expected),), ((_, _, found),) = (v.decoder.pictures(v.table, [index]) for v in (plain, fast))
+        assert np.array_equal(found.numpy(), expected)
+    assert not gpu.declined
+
+
+@pytest.mark.parametrize("suppress", [False, True])
+def test_unwanted_frames_are_copied_only_where_they_are_not_suppressed(tmp_path, monkeypatch, suppress):
+    monkeypatch.setattr(nvdec.Session, "suppress", suppress)
+    path, library = make(tmp_path, "b_frames.mp4"), Library()
+    gpu = card(library)
+    for _ in range(2):  # pictures that set a session up are not suppressed
+        library.frames = library.copies = 0
+        with open_video(path, hardware=gpu) as video:
+            assert len(video.sample(5)) == 5
+    assert library.copies == 5 if suppress else library.copies == library.frames > 10
+
+
 def test_windows_are_those_of_pyav(tmp_path):
     path, gpu = make(tmp_path, "b_frames.mp4"), card()
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LIBRARY = "PyNvVideoCodec"
 FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
 SESSIONS = 2  # kept at each place
+SEQUENCE = 1 << 36  # ticks between the times of two sequences in one session: longer than a video
 SLOTS = 12  # files that the card decodes at the same time; more do not make an H200 faster
 logger = logging.getLogger("allocembed")
 
@@ -70,8 +71,14 @@ class Session:
     if their parameter sets are equal.
     """
 
+    suppress = False
+    """Whether the decoder keeps pictures that nobody wants to itself, and does not copy them."""
+
     def __init__(self, card: Nvdec, slot: Slot, codec: str, size: tuple[int, int]) -> None:
         self.library, self.fed, self.running = card.library, False, False
+        self.shift = 0
+        """Added to all times of this sequence. The library knows unwanted pictures by their times, and remembers those
+        that never come out, as happens in open groups."""
         self.decoder = self.library.CreateDecoder(
             gpuid=card.device.index or 0,
             codec=getattr(self.library.cudaVideoCodec, codec),
@@ -82,24 +89,27 @@ class Session:
             maxheight=size[0],
         )
 
-    def decode(self, address: int, size: int, pts: int) -> list[Surface]:
-        """Give the decoder a packet; return the pictures that are complete."""
+    def decode(self, address: int, size: int, pts: int, *, wanted: bool = True) -> list[Surface]:
+        """Give the decoder a packet; return the pictures that are complete, which may include unwanted ones."""
         packet = self.library.PacketData()
-        packet.bsl_data, packet.bsl, packet.pts = address, size, pts
+        packet.bsl_data, packet.bsl, packet.pts = address, size, pts + self.shift
+        if self.suppress and not wanted and self.running:  # the first picture to come out ends the setting up
+            packet.discardable = True
         self.fed = True
         return self._feed(packet)
 
     def drain(self) -> list[Surface]:
         """End a sequence, by an empty packet; return the pictures that are left."""
-        return self._feed(self.library.PacketData()) if self.fed else []
+        frames = self._feed(self.library.PacketData()) if self.fed else []
+        self.shift += SEQUENCE if self.suppress else 0
+        return frames
 
     def _feed(self, packet: Any) -> list[Surface]:
-        if self.running:
-            return [Surface(frame.timestamp, frame) for frame in self.decoder.Decode(packet)]
-        with SETTING_UP:  # the library creates the decoder with the first picture
+        # The library creates the decoder with the first picture.
+        with nullcontext() if self.running else SETTING_UP:
             frames = self.decoder.Decode(packet)
-        self.running = bool(frames)
-        return [Surface(frame.timestamp, frame) for frame in frames]
+        self.running = self.running or bool(frames)
+        return [Surface(frame.timestamp - self.shift, frame) for frame in frames]
 
 
 class Slot:
@@ -274,7 +284,8 @@ class NvdecDecoder(PyAVDecoder):
             return []
         found: list[Surface] = []
         for part in self._stream.parts(packet):  # which empties the packet
-            found += self._session.decode(part.buffer_ptr, part.buffer_size, part.pts or 0)
+            shown = wanted or not self.spares  # without `spares`, all pictures on the way are compared with the table
+            found += self._session.decode(part.buffer_ptr, part.buffer_size, part.pts or 0, wanted=shown)
         return found
 
     def decode_alone(self, keyframes: Sequence[Sequence[Packet]]) -> Iterator[Any]:
