@@ -7,6 +7,8 @@ to.
 
 import math
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -43,13 +45,22 @@ class Colours:
         green = 1 - red - blue
         return 2 * (1 - red), 2 * (1 - blue), 2 * blue * (1 - blue) / green, 2 * red * (1 - red) / green
 
-    def _whole(self, luma: torch.Tensor, chroma: torch.Tensor) -> torch.Tensor:
+    def whole_factors(self) -> tuple[int, int, tuple[int, int, int, int]]:
+        """What 8-bit pictures are converted with: the level of black, the gain of luma, and those of chroma."""
         wide = [round(factor * 255 / 224 * 2**16) for factor in self._factors()]
         if self.full_range:
             wide = [factor * 224 // 255 for factor in wide]
         red, blue, from_blue, from_red = ((factor + 4) >> 3 for factor in wide)
         gain = 2**13 if self.full_range else (2**16 * 255 // 219 + 4) >> 3
-        level = _times(luma.int() - (0 if self.full_range else 16), gain)
+        return 0 if self.full_range else 16, gain, (red, blue, from_blue, from_red)
+
+    def _whole(self, luma: torch.Tensor, chroma: torch.Tensor) -> torch.Tensor:
+        black, gain, factors = self.whole_factors()
+        kernel = own_kernel() if luma.is_cuda else None
+        if kernel is not None and kernel.fits(luma, chroma):
+            return kernel.to_rgb(luma, chroma, black, gain, factors)
+        red, blue, from_blue, from_red = factors
+        level = _times(luma.int() - black, gain)
         difference = chroma.int() - 128
         # Each pair of chroma values serves two rows and two columns.
         u, v = (difference[..., part].repeat_interleave(2, 0).repeat_interleave(2, 1) for part in (0, 1))
@@ -72,6 +83,16 @@ class Colours:
         red, blue, from_blue, from_red = self._factors()
         parts = (level + red * v, level - from_blue * u - from_red * v, level + blue * u)
         return torch.stack([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts], -1)
+
+
+@cache
+def own_kernel() -> ModuleType | None:
+    """Our kernel; None without Triton, which torch brings along on machines with a GPU."""
+    try:
+        from allocembed.video.decoders import colours_kernel
+    except ImportError:
+        return None
+    return colours_kernel
 
 
 def _times(values: torch.Tensor, factor: int) -> torch.Tensor:

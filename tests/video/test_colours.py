@@ -1,0 +1,59 @@
+"""From luma and chroma to RGB: a card's kernel gives what torch's operations give. FFmpeg's are in test_nvdec.py."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from allocembed.video.decoders.colours import SHARES, Colours, own_kernel
+
+BY_INTERPRETER = """
+from allocembed.video.decoders import colours_kernel
+from tests.video.test_colours import kinds, planes
+
+colours_kernel.BLOCK = 64
+for colours in kinds():
+    for size in ((6, 10), (8, 130)):
+        luma, chroma = planes(*size)
+        assert colours_kernel.fits(luma, chroma)
+        made = colours_kernel.to_rgb(luma, chroma, *colours.whole_factors())
+        assert made.equal(colours.to_rgb(luma, chroma)), colours
+"""
+
+
+def kinds() -> list[Colours]:
+    return [Colours(matrix, full) for matrix in SHARES for full in (False, True)]
+
+
+def planes(height: int, width: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """Luma and chroma of a surface whose rows are padded, as a card delivers them."""
+    generator = torch.Generator().manual_seed(height)
+    surface = torch.randint(0, 256, (height * 3 // 2, width + 6), generator=generator, dtype=torch.uint8).to(device)
+    return surface[:height, :width], surface[height:, :width].unflatten(1, (-1, 2))
+
+
+@pytest.mark.slow
+def test_the_kernel_converts_as_torch_does():
+    pytest.importorskip("triton", reason="Triton comes with torch where there is a GPU")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    made = subprocess.run([sys.executable, "-c", BY_INTERPRETER], env=environment, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[-2000:]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("size", [(6, 10), (720, 1280), (1080, 1918)])
+def test_on_a_gpu_the_kernel_gives_the_same_picture(size):
+    assert own_kernel() is not None
+    for colours in kinds():
+        luma, chroma = planes(*size)
+        assert colours.to_rgb(luma.cuda(), chroma.cuda()).cpu().equal(colours.to_rgb(luma, chroma))
+
+
+def test_grey_stays_grey_and_the_ends_of_the_range_are_black_and_white():
+    chroma = torch.full((1, 1, 2), 128, dtype=torch.uint8)
+    for colours in kinds():
+        black, white = (0, 255) if colours.full_range else (16, 235)
+        luma = torch.tensor([[black, white], [black, white]], dtype=torch.uint8)
+        assert colours.to_rgb(luma, chroma)[0].tolist() == [[0, 0, 0], [255, 255, 255]]
