@@ -1,9 +1,9 @@
 """Time attention within chunks of different size on a GPU: our kernel, FlashAttention 2 and cuDNN.
 
-    python bench/kernel.py [--heads 16] [--widths 64 72 80] [--samples 50] [--tiles 64,64,4,3 128,64,8,3]
+    python bench/kernel.py [--heads 16] [--samples 50] [--tiles 64,64,4,3 128,64,8,3]
 
-Milliseconds of one layer with heads of size 64, 72 and 80 (the towers of Qwen3-VL-2B, Qwen3-VL-8B and Qwen2-VL) in
-bfloat16, and the largest difference to float32. `--tiles` tries other blocks: queries, keys, warps, stages.
+Milliseconds of one layer with heads of size 64 (Qwen3-VL-2B's tower) in bfloat16, and the largest difference to
+float32. `--tiles` tries other blocks: queries, keys, warps, stages.
 
 Inputs: 12 chunks of the size of 720p, 12 chunks of different size with a third of the patches, and 12 previews. cuDNN
 only handles chunks of one size.
@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.attention.varlen import varlen_attn
 
-from allocembed.backbones.qwen_vl.attention import attend_by_cudnn, attend_by_length, own_kernel
+from allocembed.backbones.attention.by_length import attend_by_length
+from allocembed.backbones.attention.rows import attend_by_cudnn, own_kernel
 
 kernel = own_kernel()
 CHUNKS = {
@@ -31,13 +32,13 @@ CHUNKS = {
 }
 
 
-def make(lengths: list[int], heads: int, width: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Queries, keys and values (N, heads, width), and bounds. Values are part of a larger tensor, as in the tower."""
+def make(lengths: list[int], heads: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Queries, keys and values (N, heads, 64), and bounds. Values are part of a larger tensor, as in the tower."""
     source = torch.Generator("cuda").manual_seed(0)
     kind = {"device": "cuda", "dtype": torch.bfloat16, "generator": source}
     total = sum(lengths)
-    query, key = (torch.randn((total, heads, width), **kind) for _ in range(2))
-    value = torch.randn((total, 3, heads, width), **kind)[:, 2]
+    query, key = (torch.randn((total, heads, kernel.HEAD), **kind) for _ in range(2))
+    value = torch.randn((total, 3, heads, kernel.HEAD), **kind)[:, 2]
     return [query, key, value], torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
 
 
@@ -61,24 +62,17 @@ def kernels(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 72, 80], help="sizes of heads")
     parser.add_argument("--tiles", nargs="+", default=[], help="blocks to try: queries,keys,warps,stages")
     parser.add_argument("--samples", type=int, default=50)
     options = parser.parse_args()
     if not torch.cuda.is_available() or kernel is None:
         raise SystemExit("cannot measure: this machine has no CUDA device or no Triton; run it where both are present")
-    for width in options.widths:
-        Console(width=120).print(compare(width, options))
-
-
-def compare(width: int, options: argparse.Namespace) -> Table:
-    """All kernels on all chunks, with heads of one size."""
-    table = Table(title=f"one layer, {options.heads} heads of {width}, {torch.cuda.get_device_name()}")
+    table = Table(title=f"one layer, {options.heads} heads of {kernel.HEAD}, {torch.cuda.get_device_name()}")
     for heading in ("patches", "kernel", "ms", "against FlashAttention 2", "largest difference to float32"):
         table.add_column(heading, justify="left" if heading in ("patches", "kernel") else "right")
     for title, lengths in CHUNKS.items():
-        tensors, bounds = make(lengths, options.heads, width)
-        truth = attend_by_length(*(tensor.float() for tensor in tensors), lengths, False, None)
+        tensors, bounds = make(lengths, options.heads)
+        truth = attend_by_length(*(tensor.float() for tensor in tensors), lengths, False, None, None)
         taken, differences = {}, {}
         for name, run in kernels(tensors, bounds, lengths, options.tiles).items():
             # Ten calls per sample hide the time of a launch.
@@ -87,7 +81,7 @@ def compare(width: int, options: argparse.Namespace) -> Table:
         for name, spent in taken.items():
             ratio = spent / taken["FlashAttention 2"]
             table.add_row(title, name, f"{spent:.3f}", f"{ratio:.2f}×", f"{differences[name]:.1e}")
-    return table
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ from torch._dynamo.utils import counters
 from allocembed.allocators.base import AllocationRequest
 from allocembed.allocators.learned import Learned
 from allocembed.allocators.sensitivity import Sensitivity
+from allocembed.backbones.attention import rows as attention
 from allocembed.backbones.base import Backbone, Item, Prompt
-from allocembed.backbones.qwen_vl import attention
 from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
 from allocembed.budget import SCALE_RANGE, Allocation, Budget, Grid, base_cost, chunk_frames, grids_at, project
 from allocembed.geometry import Geometry

@@ -14,19 +14,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput
-from allocembed.backbones.gemma.attention import use_row_attention
+from allocembed.backbones.attention.rows import use_row_attention
+from allocembed.backbones.base import Batching, Prompt, TokenRow, TowerOutput
 from allocembed.backbones.gemma.inputs import QUERY, TIMESTAMPS, GemmaInputs, Pooling, lay_out, lay_out_frames
 from allocembed.backbones.gemma.language import RowInputs, mean_rows, prepare_rows, run_language, run_layer
 from allocembed.backbones.gemma.tower import TowerInputs, prepare_tower, run_block, run_tower
-from allocembed.backbones.qwen_vl.attention import use_row_attention as use_tower_attention
+from allocembed.backbones.layerwise import LayerwiseBackbone, Run
 from allocembed.errors import BackboneError
 
 VIDEO = "<|video|>"
 logger = logging.getLogger("allocembed")
 
 
-class GemmaBackbone(Backbone):
+class GemmaBackbone(LayerwiseBackbone):
     """EmbeddingGemma 2."""
 
     family = "embedding_gemma2"
@@ -56,7 +56,9 @@ class GemmaBackbone(Backbone):
         self._widest = max(layer.self_attn.head_dim for layer in self.language_model.layers)
         # Some tokenizers change their settings on the first call, which must not happen in two threads at once.
         tokenizer([""])
-        self._set_functions()
+        use_row_attention(self.tower)
+        use_row_attention(self.language_model)
+        self.set_functions()
 
     @property
     def tower(self) -> Any:
@@ -67,21 +69,8 @@ class GemmaBackbone(Backbone):
     def language_model(self) -> Any:
         return self.model.language_model
 
-    def _set_functions(self) -> None:
-        use_tower_attention(self.tower)
-        use_row_attention(self.language_model)
-        self.block, self.layer = run_block, run_layer
-        if self.compiled:
-            # One graph serves all blocks and all sizes. It rounds where the model rounds, so vectors stay the same.
-            options: dict[str, Any] = {"dynamic": True, "options": {"emulate_precision_casts": True}}
-            self.block, self.layer = torch.compile(run_block, **options), torch.compile(run_layer, **options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("block", "layer")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._set_functions()  # registers the attention functions in this process
+    def find_functions(self) -> tuple[Run, Run]:
+        return run_block, run_layer
 
     def find_widths(self) -> tuple[int, int]:
         text = self.model.config.text_config

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from allocembed.backbones.attention.flash import WIDEST
 from allocembed.backbones.base import TokenRow, TowerOutput
-from allocembed.backbones.gemma.attention import WIDEST
 from allocembed.backbones.gemma.inputs import Pooling
 from allocembed.resize import send
 

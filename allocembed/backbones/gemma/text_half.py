@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from allocembed.backbones.attention.by_length import attend_by_length
 from allocembed.backbones.devices import ROUNDED, pick_device, pick_dtype, weight_bytes
-from allocembed.backbones.gemma.by_length import attend_by_length
 from allocembed.backbones.gemma.inputs import QUERY, lay_out
 from allocembed.backbones.qwen_vl.text_half import is_unicode, rotate_half, tensor_files
 from allocembed.inputs import Inputs
@@ -134,7 +134,7 @@ class GemmaTextHalf:
         query, key = (each * cos[:, None] + rotate_half(each) * sin[:, None] for each in (query, key))
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
         radius = self._radius if layer.kind == "sliding_attention" else None
-        attended = attend_by_length(query, key, value, [len(query)], radius, 1.0)
+        attended = attend_by_length(query, key, value, [len(query)], False, radius, 1.0)
         return self._linear(f"{at}self_attn.o_proj", attended[None].flatten(2))
 
     def _linear(self, at: str, hidden: torch.Tensor) -> torch.Tensor:

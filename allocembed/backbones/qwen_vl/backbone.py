@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput
-from allocembed.backbones.qwen_vl.attention import NAME, use_row_attention
+from allocembed.backbones.attention.rows import use_row_attention, uses_row_attention
+from allocembed.backbones.base import Batching, Prompt, TokenRow, TowerOutput
+from allocembed.backbones.layerwise import LayerwiseBackbone, Run
 from allocembed.backbones.qwen_vl.language import LanguageInputs, prepare_language, run_language, run_layer
 from allocembed.backbones.qwen_vl.layouts import FIRST, VIDEO_PAD, find_layout
 from allocembed.backbones.qwen_vl.positions import RULES, TIMED
@@ -36,7 +37,7 @@ class RowInputs:
     last: torch.Tensor
 
 
-class QwenVLBackbone(Backbone):
+class QwenVLBackbone(LayerwiseBackbone):
     """A Qwen-VL embedding model."""
 
     def set_up(self) -> None:
@@ -53,7 +54,7 @@ class QwenVLBackbone(Backbone):
         sliding = "sliding_attention" in (getattr(self.model.config.text_config, "layer_types", None) or ())
         if not sliding:
             use_row_attention(self.language_model)
-        self._set_functions()
+        self.set_functions()
 
     @property
     def tower(self) -> Any:
@@ -64,20 +65,8 @@ class QwenVLBackbone(Backbone):
     def language_model(self) -> Any:
         return self.model.language_model
 
-    def _set_functions(self) -> None:
-        self.block, self.layer = run_block, run_layer
-        if self.compiled:
-            # One graph serves all blocks and all sizes. It rounds where the model rounds, so vectors stay the same.
-            options: dict[str, Any] = {"dynamic": True, "options": {"emulate_precision_casts": True}}
-            self.block, self.layer = torch.compile(run_block, **options), torch.compile(run_layer, **options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("block", "layer")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        use_row_attention(self.tower)  # registers the function in this process
-        self._set_functions()
+    def find_functions(self) -> tuple[Run, Run]:
+        return run_block, run_layer
 
     @classmethod
     def find_query_instruction(cls, inputs: Inputs) -> str | None:
@@ -174,7 +163,7 @@ class QwenVLBackbone(Backbone):
         return RowInputs(language, send(last, self.device))
 
     def prepare_variants(self, ids: np.ndarray, looks: Sequence[Look], chunks: int) -> Variants:
-        if self.language_model.config._attn_implementation != NAME:  # pyright: ignore[reportPrivateUsage]
+        if not uses_row_attention(self.language_model):
             return super().prepare_variants(ids, looks, chunks)
         sizes = sizes_of(looks)
         rows = self.rows([ids] * len(sizes), [np.tile([grid.rows, grid.cols], (chunks, 1)) for grid in sizes])

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from allocembed.backbones.attention.branches import BranchKeys
+from allocembed.backbones.attention.rows import uses_row_attention
 from allocembed.backbones.base import TowerOutput
-from allocembed.backbones.qwen_vl.attention import NAME, BranchKeys
 from allocembed.resize import send
 
 RECURRENT = "linear_attention"
@@ -146,7 +147,7 @@ def _put(hidden: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> tor
 
 def _masks(model: Any, hidden: torch.Tensor, within: torch.Tensor | None) -> dict[str, Any]:
     """The library's masks for its own attention. Ours receives the bounds and needs none."""
-    if model.config._attn_implementation == NAME:
+    if uses_row_attention(model):
         return dict.fromkeys(MASKS)
     about = {"config": model.config, "inputs_embeds": hidden, "attention_mask": None, "past_key_values": None}
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"]) - {RECURRENT}

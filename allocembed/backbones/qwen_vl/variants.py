@@ -12,8 +12,8 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from allocembed.backbones.attention.branches import BranchKeys
 from allocembed.backbones.base import TokenRow
-from allocembed.backbones.qwen_vl.attention import BranchKeys
 from allocembed.backbones.qwen_vl.language import LanguageInputs, prepare_language
 from allocembed.backbones.variants import Look, tokens_of
 from allocembed.budget import Grid

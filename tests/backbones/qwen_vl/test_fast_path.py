@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 
 from allocembed.allocators.learned import Learned
+from allocembed.backbones.attention.rows import use_row_attention
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.qwen_vl import attention as rows_attention
-from allocembed.backbones.qwen_vl.attention import attend_by_cudnn, attend_rows, use_row_attention
 from allocembed.backbones.qwen_vl.backbone import pack_rows, pad_rows
 from allocembed.backbones.qwen_vl.language import prepare_language, run_language
 from allocembed.policy.frame_module import FrameModuleConfig
@@ -104,38 +103,6 @@ def test_packed_rows_are_separated_by_their_bounds_alone(backbone):
     others = [*items(backbone)[1:], video(backbone, GRIDS[:2], "else", seed=7)]
     found = backbone.embed([items(backbone)[0], *others], batching="pack")
     assert apart(found[:1], alone[:1]) < CLOSE[backbone.dtype]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_rows_attend_to_themselves_with_fewer_heads_of_keys(causal):
-    generator = torch.Generator().manual_seed(0)
-    lengths = [5, 1, 9, 5]
-    query, key, value = (torch.randn(20, heads, 8, generator=generator) for heads in (6, 2, 2))
-    bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-    found = attend_rows(query, key, value, bounds, 9, causal, None)
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        row = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
-        expected = F.scaled_dot_product_attention(*row, is_causal=causal, enable_gqa=True)[0].transpose(0, 1)
-        assert torch.allclose(found[start:end], expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(("rows", "length", "causal"), [(3, 64, False), (1, 70, True), (1, 64, True)])
-def test_cudnn_is_given_rows_in_its_own_order_and_padding_changes_nothing(monkeypatch, rows, length, causal):
-    """The kernel stands in for itself: SDPA, called as cuDNN's would be."""
-    monkeypatch.setattr(rows_attention, "ROUND_TO", 32)
-    seen = []
-
-    def stand_in(query, key, value, bias, lse, dropout, causal, debug, *, scale):
-        seen.append(tuple(query.shape))
-        return (F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=True),)
-
-    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", stand_in)
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(rows * length, heads, 8, generator=generator) for heads in (6, 2, 2))
-    bounds = torch.arange(rows + 1, dtype=torch.int32) * length
-    found = attend_by_cudnn(query, key, value, rows, causal, None)
-    assert torch.allclose(found, attend_rows(query, key, value, bounds, length, causal, None), atol=1e-6)
-    assert seen == [(rows, 6, length + (-length % 32 if causal else 0), 8)]
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Attention within concatenated rows of different length, which the families share."""
