@@ -60,9 +60,9 @@ class EmbedConfig:
     device: str = field(default="auto", metadata=RUN_ONLY)
     """auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
     dtype: DType = field(default="auto", metadata=RUN_ONLY)
-    """auto is bfloat16 on CUDA, and for large models on CPUs that compute in it, else float32. int8 is for CPUs without
-    bfloat16: the weights of linear layers are rounded, which is faster than float32. float8 is for NVIDIA cards of Ada
-    and Hopper: linear layers multiply in eight bits, which is faster than bfloat16 for large models."""
+    """auto is bfloat16 on CUDA, and for large models on CPUs that compute in it, else float32. int8 is for CPUs:
+    linear layers multiply in eight bits, which is faster. float8 is the same for NVIDIA cards of Ada and Hopper, and
+    meant for large models."""
     compile: bool = field(default=False, metadata=RUN_ONLY)
     """Compile the model's layers first: takes half a minute, saves about a quarter of the time per video on a GPU."""
     decoder: DecoderName = field(default="auto", metadata=RUN_ONLY)

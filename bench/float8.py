@@ -6,8 +6,8 @@
 The input is that of bench/latency.py: 24 candidates of 1280×720, the budget of Base (8 native frames), batch 1. Each
 model is measured in bfloat16, then rounded and measured again. "Products" are the layers of one block by themselves,
 with as many tokens or patches as the allocated video has: the product in bfloat16, in float8 with both ways to sum, and
-the rounding of the input. Random weights amplify rounding; `recipes/nano_eval.py --dtype float8` shows what it costs.
-`--tiny` runs everything in miniature on a CPU, to test the script.
+the rounding of the input. Random weights amplify rounding; `recipes/nano_eval.py --allocators uniform full --dtype
+float8` shows what it costs. `--tiny` runs everything in miniature on a CPU, to test the script.
 """
 
 from __future__ import annotations

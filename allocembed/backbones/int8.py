@@ -1,5 +1,5 @@
-"""Linear layers with weights of eight bits, for CPUs: a quarter of float32's weights, and faster than it. On cores that
-compute in bfloat16, bfloat16 is faster still.
+"""Linear layers that multiply in eight bits, for CPUs: a quarter of float32's weights, and faster than bfloat16, also on
+cores that compute in it.
 
 Weights are rounded once, with a scale for each output. The inputs of a layer are rounded as it runs, with a scale for
 each token, so that no calibration data is needed. Everything else (attention, norms, embeddings) stays as it is.
@@ -12,6 +12,7 @@ from torch import nn
 
 LEVELS = 127
 LEAST = 1e-12  # scale of a row of zeros
+BLOCK = 512  # rows at a time: what is made of them on the way stays in the cache
 
 
 class Int8Linear(nn.Module):
@@ -38,14 +39,20 @@ class Int8Linear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         flat = hidden.reshape(-1, self.in_features)
-        level = flat.abs().amax(-1, keepdim=True).float().clamp_(min=LEAST) / LEVELS
-        rounded = (flat / level).round_().to(torch.int8)
+        output = torch.empty((len(flat), self.out_features), dtype=hidden.dtype)
+        for start in range(0, len(flat), BLOCK):
+            output[start : start + BLOCK] = self._multiply(flat[start : start + BLOCK])
+        return output.view(*hidden.shape[:-1], self.out_features)
+
+    def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows (N, in) to (N, out), float32."""
+        rows = rows.float()  # an operation on two formats takes fifty times as long as on one
+        level = rows.abs().amax(-1, keepdim=True).clamp_(min=LEAST).div_(LEVELS)
+        rounded = (rows / level).round_().to(torch.int8)
         # Private, but the one product of int8 matrices that torch has, and what torchao calls.
         product = torch._int_mm(rounded, self.weight.t())  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
         output = product.float().mul_(level).mul_(self.scale)
-        if self.bias is not None:
-            output += self.bias
-        return output.to(hidden.dtype).view(*hidden.shape[:-1], self.out_features)
+        return output if self.bias is None else output.add_(self.bias.float())
 
 
 def round_linears(model: nn.Module) -> None:

@@ -22,6 +22,7 @@ from allocembed.video.decoders.base import FrameTable, Hardware, TableMismatch
 from allocembed.video.decoders.pyav import PyAVDecoder
 from allocembed.video.images import FrameSequence, check_frames, check_regular, list_images, read_image, to_rgb
 from allocembed.video.packets import FETCH_AGAIN, Demuxer, table_from_header, table_from_index, table_from_packets
+from allocembed.video.samples import table_from_samples
 from allocembed.video.source import Canvas, Part, VideoSource, choose_frames
 
 Source = str | Path | np.ndarray | Sequence[np.ndarray | Image.Image]
@@ -128,7 +129,7 @@ def _open_path(
 
 
 class VideoFile(VideoSource):
-    """A video file, opened once. `probe`, `sample` and `windows` share one demux of the whole file.
+    """A video file, opened once. `probe`, `sample` and `windows` share one demux of the whole file, if any.
 
     The file is opened again only where seeking fails or the decoder contradicts the packets' timestamps.
     """
@@ -164,22 +165,38 @@ class VideoFile(VideoSource):
         if self.table.trusted:
             with suppress(TableMismatch):
                 return self._sample_table(self.table, count, seek)
+            if self._find_frames_again():
+                return self.sample(count, seek)
         # Fields as packets, invented timestamps, false keyframes: only decoding tells the frames.
         return self._read_through(count, seek)
 
     @cached_property
+    def _samples(self) -> FrameTable | None:
+        return table_from_samples(self._demuxer)
+
+    @cached_property
     def _index(self) -> FrameTable | None:
-        return table_from_index(self._demuxer)
+        return table_from_index(self._demuxer) if self._samples is None else None
 
     def _find_frames(self) -> FrameTable:
         demuxer = self._demuxer
         if (table := table_from_header(demuxer)) is not None:
             return table
+        if self._samples is not None:
+            return self._samples
         if not demuxer.at_start and self._index:  # sampled by the index already: go back without opening it again
             return table_from_packets(demuxer, demuxer.packets_from(self._index, int(self._index.stamps[0])))
         if not demuxer.at_start:
             demuxer.open()
         return table_from_packets(demuxer, demuxer.packets())
+
+    def _find_frames_again(self) -> bool:
+        if self._samples is None:
+            return False
+        self._samples = None
+        self.table = self._find_frames()
+        self.spans.clear()
+        return True
 
     def _read_through(self, count: int, seek: Seek) -> Clip:
         """Decode all frames in order: slow, but without need of timestamps or seeking.

@@ -1,9 +1,9 @@
 """Open a video file and find its frames without decoding any: timestamps, keyframes, missing tails.
 
-There are three ways to the frame table. `table_from_packets` reads the header of every packet and is right for any
-container. `table_from_header` gives the same table of an MP4 in object storage, and fetches no packet.
-`table_from_index` reads only the sample table of an MP4, where that is complete. None trusts the frame counts and
-lengths in file headers, which are often missing or estimated.
+There are four ways to the frame table. `table_from_packets` reads the header of every packet and is right for any
+container. `table_from_header` gives the same table of an MP4 in object storage, and `samples.table_from_samples` that
+of most local ones; neither reads a packet. `table_from_index` reads only FFmpeg's index of an MP4, where that is
+complete. None trusts the frame counts and lengths in file headers, which are often missing or estimated.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ def table_from_packets(
     _check_tail(demuxer, _index_entries(demuxer))
     if cut_off:
         raise VideoError(demuxer.source, f"the file is truncated after {shown - 1} whole frames; {FETCH_AGAIN}")
-    table = _in_order(rows, float(1 / demuxer.stream.time_base))
+    stamps, flags, hidden, lengths = (np.array(column) for column in zip(*rows, strict=True))
+    table = arrange(stamps, flags, hidden, lengths, float(1 / demuxer.stream.time_base))
     seconds, promised = table.end / table.tick_rate, _promised_seconds(demuxer)
     # Some tolerance, as the length of the last frame is counted in more than one way.
     if table.trusted and seconds < promised - max(0.2, promised / 100):
@@ -233,16 +234,16 @@ def table_from_packets(
     return table
 
 
-def _in_order(rows: list[tuple[int | None, bool, bool, int]], tick_rate: float) -> FrameTable:
-    """Sort (stamp, keyframe, hidden, length), given in file order, into presentation order."""
-    stamps, flags, hidden, lengths = (list(column) for column in zip(*rows, strict=True))
-    shown = np.flatnonzero(~np.array(hidden))
+def arrange(
+    pts: np.ndarray, flags: np.ndarray, hidden: np.ndarray, lengths: np.ndarray, tick_rate: float
+) -> FrameTable:
+    """Sort (N,) frames, given in file order, into presentation order; `flags` mark the keyframes."""
+    shown, keys = np.flatnonzero(~hidden), np.flatnonzero(flags)
     untrusted = FrameTable(
         np.arange(len(shown)), np.zeros(1, int), np.zeros(1, int), len(shown), tick_rate, trusted=False
     )
-    if None in stamps or True not in flags:
+    if pts.dtype == object or not keys.size:  # a frame has no stamp, or none is a keyframe
         return untrusted
-    pts, keys = np.array(stamps, np.int64), np.flatnonzero(flags)
     # Frames before the first keyframe, in the file or on the screen, cannot be decoded: a recording that starts in the
     # middle of a broadcast has such frames.
     shown = shown[(shown >= keys[0]) & (pts[shown] >= pts[keys[0]])]
@@ -252,10 +253,10 @@ def _in_order(rows: list[tuple[int | None, bool, bool, int]], tick_rate: float) 
     latest = np.maximum.accumulate(pts[keys[0] :])[keys[1:] - keys[0] - 1]
     if not order.size or (steps <= 0).any() or (latest >= pts[keys[1:]]).any():
         return untrusted
-    length = lengths[order[-1]] or (int(np.median(steps)) if steps.size else 0)
+    length = int(lengths[order[-1]]) or (int(np.median(steps)) if steps.size else 0)
     return FrameTable(
         stamps=pts[order],
-        keys=np.flatnonzero(np.array(flags)[order]),
+        keys=np.flatnonzero(flags[order]),
         entries=pts[keys],
         end=int(pts[order[-1]]) + length,
         tick_rate=tick_rate,

@@ -96,6 +96,10 @@ class VideoSource(ABC):
     @abstractmethod
     def _find_frames(self) -> FrameTable: ...
 
+    def _find_frames_again(self) -> bool:
+        """Replace a table that was found to be wrong by one from a safer way; return whether there was one."""
+        return False
+
     def probe(self) -> VideoInfo:
         """Return size, length and rate, from one decoded frame and a count of all frames."""
         clip = self.sample(1, "keyframe")
@@ -159,6 +163,9 @@ class VideoSource(ABC):
                     done += 1
                 return
             except TableMismatch:
+                if not done and self._find_frames_again():
+                    yield from self.windows(number, count, seek, within=within)
+                    return
                 windows, starts = windows[done:], starts[done:]
         times = span.start + (np.arange(span.source_total) - span.first) * span.duration / span.total
         yield from self._cut(span, windows, starts, times, self._count_out(np.unique(np.concatenate(windows))))
