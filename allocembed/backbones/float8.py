@@ -1,5 +1,5 @@
-"""Linear layers that multiply in float8, for NVIDIA cards of Ada and Hopper: half the bytes of bfloat16, and products at
-up to twice the rate.
+"""Linear layers that multiply in float8, for NVIDIA cards of Ada and Hopper: half the bytes of bfloat16, and up to
+twice the rate of products.
 
 Weights are rounded once, with a scale for each output. The inputs of a layer are rounded as it runs, with a scale for
 each token, so that no calibration data is needed. Products are returned in the model's own format. Attention, norms,

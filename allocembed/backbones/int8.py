@@ -1,5 +1,5 @@
-"""Linear layers that multiply in eight bits, for CPUs: a quarter of float32's weights, and faster than bfloat16, also on
-cores that compute in it.
+"""Linear layers that multiply in eight bits, for CPUs: a quarter of float32's weights, and faster than bfloat16, also
+on cores that compute in it.
 
 Weights are rounded once, with a scale for each output. The inputs of a layer are rounded as it runs, with a scale for
 each token, so that no calibration data is needed. Everything else (attention, norms, embeddings) stays as it is.
