@@ -168,7 +168,8 @@ def make_files(folder: Path, options: argparse.Namespace) -> dict[int | None, li
         world.write_mp4(timelines, number, path, size, Fraction(WORLD_FRAMES, int(timelines.duration[number])))
     files = [folder / f"{number:04}.mp4" for number in range(options.videos)]
     for number, file in enumerate(files):
-        os.link(originals[number % count], file)
+        if not file.exists():
+            os.link(originals[number % count], file)
     return {None: files}
 
 

@@ -8,7 +8,7 @@ from allocembed.errors import BackboneError
 
 INT8 = "int8"
 FLOAT8 = "float8"
-ROUNDED = (INT8, FLOAT8)  # formats of linear layers only
+LINEAR_ONLY = (INT8, FLOAT8)  # formats of linear layers only
 FLOAT8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 LARGE = 200_000_000  # bytes of weights from which speed and memory matter more than the last digits
 

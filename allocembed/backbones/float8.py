@@ -8,12 +8,13 @@ embeddings, patch embeddings, pooling and projections of vectors stay as they ar
 
 import logging
 import re
-from functools import cache
 from types import ModuleType
 from typing import Self
 
 import torch
 from torch import nn
+
+from allocembed.kernels import find_kernel
 
 logger = logging.getLogger("allocembed")
 
@@ -21,7 +22,7 @@ FORMAT = torch.float8_e4m3fn
 LARGEST = torch.finfo(FORMAT).max
 LEAST = 1e-12  # the largest value of a row of zeros
 MULTIPLE = 16  # the products need widths that are multiples of this
-ROUNDED = re.compile(r"\.\d+\.|\bmerger\.")  # paths of layers in the blocks of a model, and in Qwen-VL's merger
+ROUNDED_PATHS = re.compile(r"\.\d+\.|\bmerger\.")  # paths of layers in the blocks of a model, and in Qwen-VL's merger
 KEPT = ("in_proj_a", "in_proj_b", "gate")  # few outputs that steer all others: decays, and the choice of experts
 # Layers that get the same input, in the order in which they get it.
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("in_proj_qkv", "in_proj_z"))
@@ -42,14 +43,9 @@ def round_rows(rows: torch.Tensor) -> Rounded:
     return (rows.float() * (LARGEST / top)).to(FORMAT), top / LARGEST
 
 
-@cache
 def own_kernel() -> ModuleType | None:
-    """Our kernel; None without Triton, which torch brings along on machines with a GPU."""
-    try:
-        from allocembed.backbones import float8_kernel
-    except ImportError:
-        return None
-    return float8_kernel
+    """Our kernel; None where there is no Triton."""
+    return find_kernel("allocembed.backbones.float8_kernel")
 
 
 class SharedInput:
@@ -115,7 +111,7 @@ class Float8Linear(nn.Module):
 
 def can_round(path: str, layer: nn.Module) -> bool:
     """Whether a layer at a path in a model is one to replace."""
-    if type(layer) is not nn.Linear or not ROUNDED.search(path) or path.rpartition(".")[2] in KEPT:
+    if type(layer) is not nn.Linear or not ROUNDED_PATHS.search(path) or path.rpartition(".")[2] in KEPT:
         return False
     return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0
 
@@ -137,7 +133,7 @@ def round_linears(model: nn.Module, device: torch.device | None = None) -> int:
     _share_inputs(names)
     if not made:
         logger.warning(
-            f"float8 changes nothing: no layer of the model has widths that are multiples of {MULTIPLE}; "
+            f"float8 changes nothing: no layer of the model's blocks has widths that are multiples of {MULTIPLE}; "
             "use --dtype bfloat16"
         )
     return len(made)

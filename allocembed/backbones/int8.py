@@ -12,7 +12,7 @@ from torch import nn
 
 LEVELS = 127
 LEAST = 1e-12  # scale of a row of zeros
-BLOCK = 512  # rows at a time: what is made of them on the way stays in the cache
+BLOCK = 512  # rows at a time, so that intermediate tensors fit in the cache
 
 
 class Int8Linear(nn.Module):
@@ -39,14 +39,16 @@ class Int8Linear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         flat = hidden.reshape(-1, self.in_features)
-        output = torch.empty((len(flat), self.out_features), dtype=hidden.dtype)
+        if torch.compiler.is_compiling():  # a loop over the rows would be one graph for each number of tokens
+            return self._multiply(flat).to(hidden.dtype).view(*hidden.shape[:-1], self.out_features)
+        output = hidden.new_empty((len(flat), self.out_features))
         for start in range(0, len(flat), BLOCK):
             output[start : start + BLOCK] = self._multiply(flat[start : start + BLOCK])
         return output.view(*hidden.shape[:-1], self.out_features)
 
     def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows (N, in) to (N, out), float32."""
-        rows = rows.float()  # an operation on two formats takes fifty times as long as on one
+        rows = rows.float()  # first, because operations on two formats are not vectorised
         level = rows.abs().amax(-1, keepdim=True).clamp_(min=LEAST).div_(LEVELS)
         rounded = (rows / level).round_().to(torch.int8)
         # Private, but the one product of int8 matrices that torch has, and what torchao calls.

@@ -83,14 +83,14 @@ def load_backbone(
         tokenizer = AutoTokenizer.from_pretrained(base)
         if base != folder:
             model = _merge_adapter(model, folder)
-        if dtype == INT8:
-            int8.round_linears(model)
-        if dtype == FLOAT8:
-            float8.round_linears(model, chosen)
     except (BackboneError, MissingDependency):
         raise
     except Exception as error:  # damaged files make these libraries raise errors of every kind
         raise BackboneError(_cannot_load(name, str(folder), error)) from error
+    if dtype == INT8:
+        int8.round_linears(model)
+    if dtype == FLOAT8:
+        float8.round_linears(model, chosen)
     backbone = family.load()(
         model.to(chosen),  # pyright: ignore[reportArgumentType] (transformers' stub of `to`)
         tokenizer,

@@ -83,15 +83,15 @@ class WorkerPool(Generic[Item, Result]):
             else:
                 left = max(0.0, deadline - time.monotonic())
                 ready = self.ray.wait(waiting, num_returns=1, timeout=left)[0]
-                if time.monotonic() >= deadline:
-                    deadline = None
-                    self._explain_waiting()
             for ref in ready:
                 slot = next(slot for slot in self.slots if ref == slot.starting or ref in slot.work)
                 if ref == slot.starting:
                     self._started(slot)
                 else:
                     yield from self._finished(slot, ref, give_up)
+            if deadline is not None and time.monotonic() >= deadline:
+                deadline = None
+                self._explain_waiting()
 
     def _explain_waiting(self) -> None:
         """Say what actors that are not ready may be waiting for: Ray starts one only where it finds room."""

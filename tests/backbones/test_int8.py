@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from allocembed.backbones.devices import LARGE, computes_bfloat16, pick_dtype, weight_bytes
-from allocembed.backbones.int8 import Int8Linear, round_linears
+from allocembed.backbones.int8 import BLOCK, Int8Linear, round_linears
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.text_half import load_text_half
 from allocembed.errors import BackboneError
@@ -80,3 +80,17 @@ def test_the_bytes_of_weights_are_counted(tmp_path):
     (tmp_path / "model-1.safetensors").write_bytes(b"12345")
     (tmp_path / "config.json").write_bytes(b"12345")
     assert weight_bytes(tmp_path) == 5
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_compiled_layer_is_one_graph_for_all_numbers_of_tokens():
+    torch.manual_seed(0)
+    layer = Int8Linear.of(torch.nn.Linear(32, 16))
+    compiled = torch.compile(lambda hidden: layer(hidden), dynamic=True, fullgraph=True)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for count in (5, BLOCK, BLOCK + 1, 3 * BLOCK):
+        hidden = torch.randn(count, 32)
+        assert torch.allclose(compiled(hidden), layer(hidden), atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -1,6 +1,6 @@
 """Search that really finds: the bundled nano model on videos of its world, through the command line.
 
-VIDEOS in the environment sets another number of videos than 30.
+VIDEOS in the environment sets another number of videos than 30, at least 22.
 """
 
 import json

@@ -61,11 +61,11 @@ def assert_same(found, expected, most: float = 0.0) -> None:
 @pytest.mark.parametrize("seek", ["exact", "keyframe"])
 @pytest.mark.parametrize("name", FILES)
 def test_frames_and_times_are_those_of_pyav(tmp_path, name, seek):
+    if name == "open_groups.mp4" and seek == "keyframe":
+        pytest.skip("PyAV reads such a file through; the card finds its keyframes")
     path, gpu = make(tmp_path, name), card()
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
         expected, found = plain.sample(9, seek), fast.sample(9, seek)
-    if name == "open_groups.mp4" and seek == "keyframe":
-        pytest.skip("PyAV reads such a file through; the card finds its keyframes")
     assert_same(found, expected, 0.05 if "ten_bits" in name else 0.0)
     assert gpu.files == 1 and not gpu.declined
 

@@ -16,7 +16,7 @@ def attend_by_length(
     radius: int | None,
     scale: float | None,
 ) -> torch.Tensor:
-    """Positions (N, heads, d) of rows of these lengths to (N, heads, d), contiguous.
+    """Positions (N, heads, d) of rows of these lengths, none of them 0, to (N, heads, d), contiguous.
 
     Neighbouring rows of one length are a view. Only those that stand apart are copied together.
     """

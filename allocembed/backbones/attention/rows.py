@@ -9,7 +9,6 @@ EmbeddingGemma 2's layers of full attention, are computed on rows padded to one 
 equal length share one SDPA call.
 """
 
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from allocembed.backbones.attention.branches import BranchKeys, attend_branches
 from allocembed.backbones.attention.by_length import attend_by_length, near
 from allocembed.backbones.attention.flash import WIDEST, attend_by_flash, is_half_on_cuda
+from allocembed.kernels import find_kernel
 
 NAME = "flash_rows"
 CHUNKS_FOR_CUDNN = 1024  # patches per chunk from which cuDNN is worth its plan: 0.49 ms against 0.72 at 1600, on H200
@@ -79,12 +79,13 @@ def attend_rows(
 ) -> torch.Tensor:
     """Positions (N, heads, d) of all rows, cut at `bounds` (rows + 1,), to (N, heads, d), contiguous.
 
-    A token sees others that are at most `radius` apart. `slots` (rows, longest) are the places of the tokens of each
-    row, −1 where a row is shorter: for wide heads on CUDA, which are not causal.
+    A token sees others that are at most `radius` apart; None is the whole row. `slots` (rows, longest) are the places
+    of the tokens of each row, −1 where a row is shorter. CUDA needs them for heads wider than 256, which must not be
+    causal.
     """
     if not is_half_on_cuda(query):
         return attend_by_length(query, key, value, bounds.diff().tolist(), causal, radius, scale)
-    if query.shape[-1] > WIDEST and slots is not None:
+    if query.shape[-1] > WIDEST and slots is not None and not causal:
         return attend_padded(query, key, value, slots, radius, scale)
     if radius is None and not torch.is_grad_enabled():
         ours = own_kernel()
@@ -103,14 +104,9 @@ def attend_rows(
     return attend_by_flash(query, key, value, bounds, bounds, longest, longest, scale, window)
 
 
-@cache
 def own_kernel() -> ModuleType | None:
-    """Our kernel; None without Triton, which torch brings along on machines with a GPU."""
-    try:
-        from allocembed.backbones.attention import kernel
-    except ImportError:
-        return None
-    return kernel
+    """Our kernel; None where there is no Triton."""
+    return find_kernel("allocembed.backbones.attention.kernel")
 
 
 def attend_by_cudnn(

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from allocembed.backbones.attention.by_length import attend_by_length
-from allocembed.backbones.devices import ROUNDED, pick_device, pick_dtype, weight_bytes
+from allocembed.backbones.devices import LINEAR_ONLY, pick_device, pick_dtype, weight_bytes
 from allocembed.backbones.gemma.inputs import QUERY, lay_out
 from allocembed.backbones.qwen_vl.text_half import is_unicode, rotate_half, tensor_files
 from allocembed.inputs import Inputs
@@ -49,7 +49,7 @@ class GemmaTextHalf:
     ) -> None:
         """Raise ValueError or LookupError if the checkpoint is not as usual."""
         chosen = pick_device(device)
-        if "quantization_config" in config or dtype in ROUNDED:
+        if "quantization_config" in config or dtype in LINEAR_ONLY:
             raise ValueError("rounded weights are not computed here")
         if chosen.type != "cpu":
             raise ValueError("a GPU computes attention in other ways, which need the whole package")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from allocembed.backbones.devices import ROUNDED, pick_device, pick_dtype, weight_bytes
+from allocembed.backbones.devices import LINEAR_ONLY, pick_device, pick_dtype, weight_bytes
 from allocembed.backbones.qwen_vl.layouts import VIDEO_PAD, Sentence, find_layout
 from allocembed.inputs import Inputs
 
@@ -53,7 +53,7 @@ class QwenTextHalf:
         chosen = pick_device(device)
         if chosen.type != "cpu":
             raise ValueError("a GPU computes attention in other ways, which need the whole package")
-        if dtype in ROUNDED:
+        if dtype in LINEAR_ONLY:
             raise ValueError("rounded weights are not computed here")
         self.dtype = pick_dtype(dtype, chosen, weight_bytes(folder))
         self.shape = _shape(config.get("text_config", config))

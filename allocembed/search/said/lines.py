@@ -175,10 +175,12 @@ class LineStore:
         new = {source.source: (source, lines) for source, lines in read if lines and source.source not in known}
         rows = [row for source, lines in new.values() for row in _line_rows(source, lines)]
         if rows:
+            table = self._made("lines")
             with self.writing():
-                self._made("lines").add(rows)
+                table.add(rows)
+        table = self._made("subtitles")
         with self.writing():
-            merge = self._made("subtitles").merge_insert("key")
+            merge = table.merge_insert("key")
             rows = [{"key": "\n".join(source.key), **asdict(source)} for source, _ in read]
             merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
 

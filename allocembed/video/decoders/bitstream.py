@@ -21,7 +21,7 @@ class Stream:
     def __init__(self, name: str, extradata: bytes, convert: Callable[[Packet], Iterable[Any]] | None) -> None:
         self.codec = CODECS[name]
         self.kind: Hashable = extradata if extradata or self.codec in ("VP9", "AV1") else self
-        """What a decoder is set up for: the parameter sets, with which other files may come, too."""
+        """What a decoder is set up for: the parameter sets, which other files may share; or this stream alone."""
         self._convert = convert
         self._length_bytes = 0
         headers = b""

@@ -7,11 +7,12 @@ to.
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
+
+from allocembed.kernels import find_kernel
 
 # Shares of red and blue in luma, by AVColorSpace, for the matrices that swscale knows.
 SHARES = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 5: (0.299, 0.114), 7: (0.212, 0.087), 9: (0.2627, 0.0593)}
@@ -85,14 +86,9 @@ class Colours:
         return torch.stack([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts], -1)
 
 
-@cache
 def own_kernel() -> ModuleType | None:
-    """Our kernel; None without Triton, which torch brings along on machines with a GPU."""
-    try:
-        from allocembed.video.decoders import colours_kernel
-    except ImportError:
-        return None
-    return colours_kernel
+    """Our kernel; None where there is no Triton."""
+    return find_kernel("allocembed.video.decoders.colours_kernel")
 
 
 def _times(values: torch.Tensor, factor: int) -> torch.Tensor:

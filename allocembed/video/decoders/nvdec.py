@@ -186,8 +186,12 @@ class Nvdec:
         if not able["supported"] or not fits or width * height > 256 * able["mb_num_max"]:
             raise CannotDecodeHere(f"{stream.codec} of {bits} bits and {width}x{height}")
         key = stream.codec, bits, size, stream.kind
-        session = slot.sessions.get(key) or Session(self, slot, stream.codec, size)
-        slot.keep(key, session)
+        session = slot.sessions.get(key)
+        if session is None:
+            with SETTING_UP:
+                session = Session(self, slot, stream.codec, size)
+        if not isinstance(stream.kind, Stream):
+            slot.keep(key, session)
         return key, session
 
     def count(self, reason: str | None) -> None:
@@ -240,6 +244,8 @@ class NvdecDecoder(PyAVDecoder):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            with SETTING_UP:
+                self._session = None
             self.card.release(self.slot)
 
     def lane(self) -> AbstractContextManager[Any]:
@@ -264,8 +270,9 @@ class NvdecDecoder(PyAVDecoder):
         except Exception as error:  # the card's library raises errors of several kinds
             self._unable = "unusual times" if isinstance(error, TableMismatch) else f"{type(error).__name__} on the GPU"
             logger.debug("%s: %s", self.demuxer.source, error)
+        with SETTING_UP:  # what the session holds is freed: it may be in any state
             self._session = None
-            self.slot.sessions.pop(self._key, None)  # it may be in any state
+            self.slot.sessions.pop(self._key, None)
         self._count(self._unable)
         for index, stamp, pixels in self.fallback.pictures(table, left, left_keys):
             yield index, stamp, self._send(pixels)

@@ -11,7 +11,7 @@ from allocembed.backbones.base import Prompt
 from allocembed.backbones.gemma.inputs import GEMMA, QUERY, SIZES, GemmaInputs
 from allocembed.backbones.gemma.language import token_weights
 from allocembed.backbones.loading import check_transformers, load_backbone
-from allocembed.backbones.registry import REGISTRY, BackboneEntry, known_inputs
+from allocembed.backbones.registry import ASSETS, REGISTRY, BackboneEntry, known_inputs
 from allocembed.backbones.text_half import load_text_half
 from allocembed.budget import Grid
 from allocembed.errors import BackboneError
@@ -92,10 +92,11 @@ def test_only_the_published_lengths_of_vectors_are_offered(gemma_folder, monkeyp
         load_backbone("embeddinggemma-2", dim=8)
 
 
-def test_an_older_transformers_gets_the_version_to_install(gemma_folder, qwen2_folder):
+def test_an_older_transformers_gets_the_version_to_install(qwen2_folder):
+    folder = ASSETS / "nano-gemma"
     with pytest.raises(BackboneError, match=r"5\.19 or newer, and 5\.17\.0 is installed; pip install"):
-        check_transformers(gemma_folder, "5.17.0")
-    check_transformers(gemma_folder, "5.19.0")
+        check_transformers(folder, "5.17.0")
+    check_transformers(folder, "5.19.0")
     check_transformers(qwen2_folder, "5.17.0")
 
 
