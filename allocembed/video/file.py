@@ -193,7 +193,7 @@ class VideoFile(VideoSource):
     def _find_frames_again(self) -> bool:
         if self._samples is None:
             return False
-        self._samples = None
+        self._samples = self._index = None  # both are the header's
         self.table = self._find_frames()
         self.spans.clear()
         return True

@@ -181,8 +181,10 @@ def table_from_header(demuxer: Demuxer) -> FrameTable | None:
     FFmpeg knows all packets of an MP4 from its header and lists them from zeros as well. None where the header is
     incomplete, as in fragmented files, or where what is listed is not what the index says.
     """
+    if not isinstance(demuxer.file, RangedFile):
+        return None
     entries = _index_entries(demuxer)
-    if not isinstance(demuxer.file, RangedFile) or not entries or len(entries) != demuxer.stream.frames:
+    if not entries or len(entries) != demuxer.stream.frames:
         return None
     if demuxer.stream.codec_context.name == "vp8":  # whose packets must be looked into
         return None

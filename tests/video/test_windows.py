@@ -90,7 +90,7 @@ class Passes:
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts", "a.flv"])
 @pytest.mark.parametrize("seek", ["exact", "keyframe"])
-def test_probe_sample_and_windows_share_one_open_and_one_demux(
+def test_probe_sample_and_windows_share_one_open_and_at_most_one_demux(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seek: str
 ) -> None:
     path = write_video(tmp_path / name, 200, options={**SHORT_GROUPS, "bf": "2"})
@@ -101,11 +101,11 @@ def test_probe_sample_and_windows_share_one_open_and_one_demux(
         video.sample(3, seek)
         assert len(list(video.windows(6, 4, seek))) == 6
         assert len(list(video.windows(2, 2, seek))) == 2
-    assert (passes.opens, passes.demuxes) == (1, 1)
+    assert (passes.opens, passes.demuxes) == (1, 0 if name == "a.mp4" else 1)
 
 
 def test_an_mp4_sampled_by_its_index_is_not_demuxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_video(tmp_path / "a.mp4", 200, options=SHORT_GROUPS)
+    path = write_video(tmp_path / "a.mp4", 200, options={"g": "1"})  # its header does not mark keyframes
     passes = Passes(monkeypatch)
     with open_video(path) as video:
         video.sample(8, "keyframe")
