@@ -350,7 +350,7 @@ def _suggest_smaller(index: VideoIndex) -> None:
     if backbone.device.type == "cpu" and backbone.parameter_count > LARGE:
         say(
             "there is no GPU here: on a CPU, --backbone embeddinggemma-2 --inputs 70-tokens embeds about 3 times as "
-            "many videos a minute as a model of two billion parameters, and siglip2-base-naflex 18 times"
+            "many videos a minute as a model of two billion parameters, and siglip2-base-naflex 16 times"
         )
 
 
