@@ -188,7 +188,8 @@ class AllocEmbed:
     def open(self, source: FileSource, *, decoder_threads: int = 0, on_device: bool = False) -> VideoSource:
         """Open a source. Close it, or use it in a `with` block.
 
-        With `on_device`, frames may be decoded on the GPU of the backbone, and are tensors there then.
+        With `on_device`, frames may be decoded on the GPU of the backbone, and are tensors there then. Keep such a clip
+        until the GPU has read it: its memory belongs to the stream of the decoder.
         """
         limits = replace(self.limits, threads=self.limits.threads or decoder_threads)
         hardware = self.card if on_device else None

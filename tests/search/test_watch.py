@@ -255,6 +255,7 @@ def test_an_index_is_made_when_there_is_something_to_index(tmp_path, config, emb
 @pytest.mark.slow
 def test_ctrl_c_ends_the_command_and_what_was_indexed_is_kept(folder, tmp_path, qwen3_folder):
     place = tmp_path / "index"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
     def interrupt() -> None:
         deadline = time.monotonic() + 60
@@ -264,7 +265,10 @@ def test_ctrl_c_ends_the_command_and_what_was_indexed_is_kept(folder, tmp_path, 
 
     threading.Thread(target=interrupt, daemon=True).start()
     options = ("--backbone", qwen3_folder, "--budget", "64", "--candidates", "4")
-    done = command.run("index", folder, "--to", place, "--watch", *options)
+    try:
+        done = command.run("index", folder, "--to", place, "--watch", *options)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.returncode == 0 and "what was indexed is kept" in done.stderr
     assert VideoIndex.open(place).info()["videos"] == 9
 
