@@ -1,11 +1,8 @@
 """Linear layers that multiply in float8: close to the layers they replace, which layers those are, and on a GPU."""
 
 import logging
-import os
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ from allocembed.errors import BackboneError
 from tests.backbones.items import text, video
 from tests.clips import write_video
 from tests.command import run
+from tests.interpreted import run_interpreted
 
 CPU = torch.device("cpu")
 ABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
@@ -292,10 +290,7 @@ assert not float8_kernel.fits(rows.t())
 
 @pytest.mark.slow
 def test_the_kernel_rounds_as_torch_does():
-    pytest.importorskip("triton", reason="Triton comes with torch where there is a GPU")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    made = subprocess.run([sys.executable, "-c", BY_INTERPRETER], env=environment, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr[-2000:]
+    run_interpreted(BY_INTERPRETER)
 
 
 @on_float8

@@ -1,13 +1,10 @@
 """From luma and chroma to RGB: a card's kernel gives what torch's operations give. FFmpeg's are in test_nvdec.py."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from allocembed.video.decoders.colours import SHARES, Colours, own_kernel
+from tests.interpreted import run_interpreted
 
 BY_INTERPRETER = """
 from allocembed.video.decoders import colours_kernel
@@ -36,10 +33,7 @@ def planes(height: int, width: int, device: str = "cpu") -> tuple[torch.Tensor, 
 
 @pytest.mark.slow
 def test_the_kernel_converts_as_torch_does():
-    pytest.importorskip("triton", reason="Triton comes with torch where there is a GPU")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    made = subprocess.run([sys.executable, "-c", BY_INTERPRETER], env=environment, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr[-2000:]
+    run_interpreted(BY_INTERPRETER)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,15 +1,12 @@
 """Our attention kernel: what it computes, by Triton's interpreter on a CPU, and when it is used."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from allocembed.backbones.attention.by_length import attend_by_length
 from allocembed.backbones.attention.rows import attend_rows
 from tests.backbones.qwen_vl.test_fast_path import on_cuda
+from tests.interpreted import run_interpreted
 
 BY_INTERPRETER = """
 import torch
@@ -31,10 +28,7 @@ for dtype, near, scale, tile in ((torch.float32, 2e-6, None, other), (torch.floa
 
 @pytest.mark.slow
 def test_the_kernel_attends_within_each_row():
-    pytest.importorskip("triton", reason="Triton comes with torch where there is a GPU")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    made = subprocess.run([sys.executable, "-c", BY_INTERPRETER], env=environment, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr[-2000:]
+    run_interpreted(BY_INTERPRETER)
 
 
 @on_cuda
