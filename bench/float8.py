@@ -12,17 +12,15 @@ float8` shows what it costs. `--tiny` runs everything in miniature on a CPU, to 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from latency import Bench
+from latency import Bench, make_parser
 from measure import cosine_gap, forward, kernel_table, measure, prepare_videos
 from rich.console import Console
 from rich.table import Table
@@ -135,14 +133,7 @@ def print_results(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="qwen3-vl-8b,qwen3-vl-2b")
-    parser.add_argument("--samples", type=int, default=30)
-    parser.add_argument("--candidates", type=int, default=24)
-    parser.add_argument("--minutes", type=float, default=8.0, help="start no new measurement after this time")
-    parser.add_argument("--out", type=Path, help="write all results here as JSON")
-    parser.add_argument("--profile", type=Path, metavar="FILE.md", help="also write a profile by kernel")
-    parser.add_argument("--tiny", action="store_true", help="run in miniature on a CPU")
+    parser = make_parser(__doc__, "qwen3-vl-8b,qwen3-vl-2b", 30)
     options = parser.parse_args()
     options.deadline = time.monotonic() + 60 * options.minutes
     options.samples = 2 if options.tiny else options.samples

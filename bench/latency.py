@@ -351,16 +351,22 @@ def other_setting(name: str, value: object, owner: Any = attention) -> Iterator[
         setattr(owner, name, before)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="qwen2-vl-2b,qwen3-vl-2b,qwen3-vl-8b")
-    parser.add_argument("--parts", default=",".join(PARTS), help="which parts to measure; growth: the first model only")
-    parser.add_argument("--samples", type=int, default=50)
+def make_parser(description: str | None, models: str, samples: int) -> argparse.ArgumentParser:
+    """The options of a script that measures models, with these defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=models)
+    parser.add_argument("--samples", type=int, default=samples)
     parser.add_argument("--candidates", type=int, default=24)
     parser.add_argument("--minutes", type=float, default=8.0, help="start no new measurement after this time")
     parser.add_argument("--out", type=Path, help="write all results here as JSON")
     parser.add_argument("--profile", type=Path, metavar="FILE.md", help="also write a profile by kernel")
     parser.add_argument("--tiny", action="store_true", help="run in miniature on a CPU")
+    return parser
+
+
+def main() -> None:
+    parser = make_parser(__doc__, "qwen2-vl-2b,qwen3-vl-2b,qwen3-vl-8b", 50)
+    parser.add_argument("--parts", default=",".join(PARTS), help="which parts to measure; growth: the first model only")
     options = parser.parse_args()
     options.models, options.parts = options.models.split(","), options.parts.split(",")
     if unknown := set(options.parts) - set(PARTS):

@@ -14,6 +14,7 @@ from typing import Self
 import torch
 from torch import nn
 
+from allocembed.backbones.rounded import RoundedLinear, replace_linears
 from allocembed.kernels import find_kernel
 
 logger = logging.getLogger("allocembed")
@@ -68,20 +69,11 @@ class SharedInput:
         return rounded
 
 
-class Float8Linear(nn.Module):
-    """A linear layer: (..., in) to (..., out)."""
-
-    weight: nn.Parameter
-    """(out, in), float8."""
-    scale: nn.Parameter
-    """(1, out), float32: the scale of each output's weights."""
+class Float8Linear(RoundedLinear):
+    """A linear layer whose scale is (1, out)."""
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: nn.Parameter | None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale = nn.Parameter(scale, requires_grad=False)
-        self.bias = bias
-        self.out_features, self.in_features = weight.shape
+        super().__init__(weight, scale, bias)
         self.shared: SharedInput | None = None
         self.drops = False
 
@@ -117,26 +109,18 @@ def can_round(path: str, layer: nn.Module) -> bool:
 
 
 def round_linears(model: nn.Module, device: torch.device | None = None) -> int:
-    """Replace the linear layers of a model's blocks, and return how many. A layer that is shared stays shared.
+    """Replace the linear layers of a model's blocks, and return how many.
 
     The new layers are on `device` if given, so that a card need not hold the whole model in the format it had.
     """
-    made: dict[nn.Linear, Float8Linear] = {}
-    names: dict[str, Float8Linear] = {}
-    for path, layer in list(model.named_modules(remove_duplicate=False)):
-        if isinstance(layer, nn.Linear) and can_round(path, layer):
-            if layer not in made:
-                made[layer] = Float8Linear.of(layer, device)
-            names[path] = made[layer]
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, made[layer])
-    _share_inputs(names)
+    made = replace_linears(model, lambda layer: Float8Linear.of(layer, device), can_round)
+    _share_inputs(made)
     if not made:
         logger.warning(
             f"float8 changes nothing: no layer of the model's blocks has widths that are multiples of {MULTIPLE}; "
             "use --dtype bfloat16"
         )
-    return len(made)
+    return len(set(made.values()))
 
 
 def _share_inputs(layers: dict[str, Float8Linear]) -> None:

@@ -10,25 +10,15 @@ from typing import Self
 import torch
 from torch import nn
 
+from allocembed.backbones.rounded import RoundedLinear, replace_linears
+
 LEVELS = 127
 LEAST = 1e-12  # scale of a row of zeros
 BLOCK = 512  # rows at a time, so that intermediate tensors fit in the cache
 
 
-class Int8Linear(nn.Module):
-    """A linear layer: (..., in) to (..., out)."""
-
-    weight: nn.Parameter
-    """(out, in), int8."""
-    scale: nn.Parameter
-    """(out,), float32: what one level of each output's weights is worth."""
-
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: nn.Parameter | None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale = nn.Parameter(scale, requires_grad=False)
-        self.bias = bias
-        self.out_features, self.in_features = weight.shape
+class Int8Linear(RoundedLinear):
+    """A linear layer whose scale is (out,)."""
 
     @classmethod
     def of(cls, layer: nn.Linear) -> Self:
@@ -58,10 +48,5 @@ class Int8Linear(nn.Module):
 
 
 def round_linears(model: nn.Module) -> None:
-    """Replace all linear layers of a model. A layer that is shared stays shared."""
-    made: dict[nn.Linear, Int8Linear] = {}
-    for path, layer in list(model.named_modules(remove_duplicate=False)):
-        if type(layer) is nn.Linear:
-            made.setdefault(layer, Int8Linear.of(layer))
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, made[layer])
+    """Replace all linear layers of a model."""
+    replace_linears(model, Int8Linear.of, lambda path, layer: True)
