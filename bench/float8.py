@@ -40,7 +40,7 @@ class Comparison(Bench):
     def compare(self) -> str:
         """Measure both formats; return profiles as markdown if asked for."""
         question = prepare_videos(self.eager, [Item(Prompt(QUESTION))])
-        inputs = {"full": self.full, "allocated": self.mixed[0], "a question": question}
+        inputs = {"allocated": self.mixed[0], "a question": question, "full": self.full}
         self.out["tokens"] = {name: len(videos[0]) for name, videos in inputs.items()}
         self.products()
         profiles, vectors = [], {}

@@ -41,7 +41,8 @@ def round_rows(rows: torch.Tensor) -> Rounded:
     if kernel is not None and kernel.fits(rows):
         return kernel.round_rows(rows, FORMAT, LARGEST, LEAST)
     top = rows.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
-    return (rows.float() * (LARGEST / top)).to(FORMAT), top / LARGEST
+    # Not LARGEST / top: torch takes that for a product with the reciprocal, which is rounded twice.
+    return (rows.float() * torch.full_like(top, LARGEST).div(top)).to(FORMAT), top / LARGEST
 
 
 def own_kernel() -> ModuleType | None:
