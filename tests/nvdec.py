@@ -2,8 +2,7 @@
 
 It has the library's habits that matter: it takes addresses of packets behind start codes, needs their headers again
 after a sequence ends, overwrites a picture when the next packet comes, and states a wrong step between 16-bit words.
-A packet marked `discardable` gives no picture, which is known by its time when it is due. Pictures before `SetSeekPTS`
-come out, but are not copied.
+Of several pictures in a packet, only the first has a time.
 Files of another size are scaled to the first one's, and pictures are spoiled by other parameter sets, since the card
 keeps the number of its reference pictures.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from contextlib import suppress
 from types import SimpleNamespace
 
 import av
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 BITS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
+UNKNOWN = 1 << 40  # times of pictures that are not the first in their packet
 ABLE = {"supported": 1, "width_min": 16, "height_min": 16, "width_max": 4096, "height_max": 4096, "mb_num_max": 65536}
 
 
@@ -40,11 +41,6 @@ class Decoder:
         self.size: tuple[int, int] | None = None
         self.parameters: bytes | None = None
         self.spoils = False
-        self.discarded: set[int] = set()
-        self.seek = 0
-
-    def SetSeekPTS(self, pts: int) -> None:  # noqa: N802
-        self.seek = pts
 
     def Decode(self, packet: PacketData) -> list[Frame]:  # noqa: N802
         for frame in self.given:
@@ -54,26 +50,41 @@ class Decoder:
             raise RuntimeError("HandlePictureDecode : the card is gone")
         if packet.bsl:
             data = ctypes.string_at(packet.bsl_data, packet.bsl)
-            self.discarded |= {packet.pts} if packet.discardable else set()
             self.look_at(data)
-            part = av.Packet(data)
-            part.pts = packet.pts
-            try:
-                frames = self.context.decode(part)
-            except av.error.FFmpegError:
-                frames = []  # the card conceals
+            frames = []
+            for number, part in enumerate(self.split(data)):
+                part.pts = packet.pts if number == 0 else packet.pts + UNKNOWN + number
+                with suppress(av.error.FFmpegError):  # the card conceals
+                    frames += self.context.decode(part)
         else:
             frames = self.context.decode(None)
             self.context.flush_buffers()
         self.library.frames += len(frames)
-        shown = [frame for frame in frames if frame.pts not in self.discarded]
-        self.discarded -= {frame.pts for frame in frames}
-        self.given = [Frame(frame.pts, surface(self.scaled(frame))) for frame in shown]
-        skipped = [frame for frame in self.given if self.seek and frame.timestamp < self.seek]
-        for frame in self.given if self.spoils else skipped:
+        if self.library.loses is not None and self.library.frames > self.library.loses:
+            frames, self.library.loses = frames[1:], None
+        self.given = [Frame(frame.pts, surface(self.scaled(frame))) for frame in frames]
+        for frame in self.given if self.spoils else ():
             frame.surface.fill_(170)
-        self.library.copies += len(shown) - len(skipped)
         return self.given
+
+    def split(self, data: bytes) -> list[av.Packet]:
+        """A packet for each picture: FFmpeg's decoders take no more."""
+        pictures: list[bytes] = []
+        before = b""
+        for unit in re.split(b"\0\0\0?\1", data)[1:] if self.context.name in ("h264", "hevc") else ():
+            piece = b"\0\0\0\1" + unit
+            if self.context.name == "h264":
+                is_picture, is_first = unit[0] & 31 in (1, 5), unit[1] & 128
+            else:
+                is_picture, is_first = unit[0] >> 1 & 63 < 32, unit[2] & 128
+            if is_picture and is_first:
+                pictures.append(before + piece)
+                before = b""
+            elif is_picture:
+                pictures[-1] += piece
+            else:
+                before += piece
+        return [av.Packet(part) for part in pictures or [data]]
 
     def look_at(self, data: bytes) -> None:
         """Note the first sequence parameter set, and whether another one comes."""
@@ -94,11 +105,10 @@ class Decoder:
 class PacketData:
     """No attributes but those of the library."""
 
-    __slots__ = ("bsl", "bsl_data", "decode_flag", "discardable", "pts", "seek_pts")
+    __slots__ = ("bsl", "bsl_data", "pts")
 
     def __init__(self) -> None:
-        self.bsl = self.bsl_data = self.pts = self.decode_flag = self.seek_pts = 0
-        self.discardable = False
+        self.bsl = self.bsl_data = self.pts = 0
 
 
 class Library:
@@ -107,9 +117,11 @@ class Library:
     cudaVideoCodec = SimpleNamespace(H264="h264", HEVC="hevc", VP9="vp9", AV1="libdav1d")  # noqa: N815
     PacketData = PacketData
 
-    def __init__(self, *, able: dict[str, int] | None = None, breaks_at: int | None = None) -> None:
-        self.able, self.breaks_at = ABLE | (able or {}), breaks_at
-        self.packets = self.frames = self.copies = self.sessions = 0
+    def __init__(
+        self, *, able: dict[str, int] | None = None, breaks_at: int | None = None, loses: int | None = None
+    ) -> None:
+        self.able, self.breaks_at, self.loses = ABLE | (able or {}), breaks_at, loses
+        self.packets = self.frames = self.sessions = 0
 
     def cudaVideoChromaFormat(self, number: int) -> int:  # noqa: N802
         return number

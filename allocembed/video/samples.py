@@ -7,14 +7,14 @@ odd files; where one of those could matter, there is no table and the packets mu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from allocembed.video.boxes import Boxes, OddFile, inside, number, only, read_header, rows
-from allocembed.video.decoders.base import FrameTable
+from allocembed.video.decoders.base import FrameTable, Places
 from allocembed.video.packets import Demuxer, arrange
 
 PARSED = ("h264", "av1")  # FFmpeg looks into their packets to tell keyframes
@@ -62,7 +62,7 @@ def table_from_samples(demuxer: Demuxer) -> FrameTable | None:
     if samples.hidden[last] or not samples.lengths[last]:  # where this one ends is FFmpeg's guess
         return None
     table = arrange(pts, samples.keys, samples.hidden, samples.lengths, float(1 / stream.time_base))
-    return table if table.trusted else None
+    return replace(table, places=Places(pts, samples.places, samples.sizes)) if table.trusted else None
 
 
 def _expand(runs: np.ndarray, total: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch
 from allocembed import AllocEmbed, EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError
 from allocembed.video import DecodeLimits, open_video
-from allocembed.video.decoders import nvdec
+from allocembed.video.decoders import groups, nvdec
 from allocembed.video.decoders.nvdec import Nvdec
 from allocembed.video.source import Canvas
 from tests.clips import picture, write_video
@@ -58,41 +58,65 @@ def test_frames_and_times_are_those_of_pyav(tmp_path, name, seek):
     assert gpu.files == 1 and not gpu.declined
 
 
-@pytest.mark.parametrize("seek", ["exact", "keyframe"])
-@pytest.mark.parametrize("name", FILES)
-def test_frames_are_the_same_where_unwanted_ones_stay_in_the_decoder(tmp_path, monkeypatch, name, seek):
-    monkeypatch.setattr(nvdec.Session, "suppress", True)
+@pytest.mark.parametrize(("together", "read"), [(1, 1 << 22), (3, 1 << 22), (32, 1), (32, 3000)])
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".mp4")])
+def test_frames_do_not_depend_on_how_many_are_read_and_decoded_at_once(tmp_path, monkeypatch, name, together, read):
+    monkeypatch.setattr(nvdec, "TOGETHER", together)
+    monkeypatch.setattr(groups, "READ", read)
     path, gpu = make(tmp_path, name), card()
-    for count in (9, 4, 9):  # in one session, which may remember pictures that never came out
-        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
-            expected, found = plain.sample(count, seek), fast.sample(count, seek)
-        assert found.indices.tolist() == expected.indices.tolist() and found.times.tolist() == expected.times.tolist()
-        assert np.abs(found.frames.numpy().astype(int) - expected.frames).mean() < (0.05 if "ten" in name else 1e-9)
-    assert gpu.files == 3 and not gpu.declined
-
-
-def test_a_frame_that_once_was_unwanted_and_never_came_out_can_still_be_had(tmp_path, monkeypatch):
-    monkeypatch.setattr(nvdec.Session, "suppress", True)
-    path, gpu = make(tmp_path, "hevc.mp4"), card()
-    # Groups are open: decoding from a keyframe on loses the frames that follow it in the file but are shown before it.
-    for after in (-12, 3, -2):
-        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
-            index = int(plain.table.keys[1]) + after
-            ((_, _, expected),), ((_, _, found),) = (v.decoder.pictures(v.table, [index]) for v in (plain, fast))
-        assert np.array_equal(found.numpy(), expected)
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        for wanted in ([0], [11, 12, 13], [3, 30, 31, 49], list(range(50)), [9, 35]):  # in one session
+            both = (video.decoder.pictures(video.table, wanted) for video in (plain, fast))
+            for index, expected, found in zip(wanted, *both, strict=True):
+                assert found[:2] == expected[:2] and found[0] == index
+                assert np.abs(found[2].numpy().astype(int) - expected[2]).mean() < (0.05 if "ten" in name else 1e-9)
     assert not gpu.declined
 
 
-@pytest.mark.parametrize("suppress", [False, True])
-def test_unwanted_frames_are_copied_only_where_they_are_not_suppressed(tmp_path, monkeypatch, suppress):
-    monkeypatch.setattr(nvdec.Session, "suppress", suppress)
-    path, library = make(tmp_path, "b_frames.mp4"), Library()
-    gpu = card(library)
-    for _ in range(2):  # pictures that set a session up are not suppressed
-        library.frames = library.copies = 0
-        with open_video(path, hardware=gpu) as video:
-            assert len(video.sample(5)) == 5
-    assert library.copies == 5 if suppress else library.copies == library.frames > 10
+@pytest.mark.parametrize(("seek", "most"), [("exact", 10), ("keyframe", 10)])
+def test_a_few_calls_decode_a_video(tmp_path, seek, most):
+    library, path = Library(), make(tmp_path, "b_frames.mp4")
+    with open_video(path, hardware=card(library)) as video:
+        video.sample(9, seek)
+    assert library.packets <= most
+
+
+def test_sound_between_the_pictures_is_skipped(tmp_path):
+    path, gpu = tmp_path / "sound.mp4", card()
+    with av.open(str(path), "w") as container:
+        video, sound = container.add_stream("libx264", rate=25), container.add_stream("aac", rate=48000)
+        video.width, video.height, video.pix_fmt, video.options = 64, 48, "yuv420p", {"g": "12", "bf": "3"}
+        for number in range(50):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(picture(number), format="rgb24")))
+            noise = av.AudioFrame.from_ndarray(np.zeros((1, 1920), np.float32), format="flt", layout="mono")
+            noise.sample_rate, noise.pts = 48000, 1920 * number
+            container.mux(sound.encode(noise))
+        container.mux(video.encode())
+        container.mux(sound.encode())
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert fast.table.places is not None
+        assert np.array_equal(fast.sample(9).frames.numpy(), plain.sample(9).frames)
+    assert gpu.files == 1 and not gpu.declined
+
+
+@pytest.mark.parametrize("after", [0, 7, 30, 36])
+def test_a_picture_that_the_card_loses_is_noticed(tmp_path, after):
+    path, gpu = make(tmp_path, "b_frames.mp4"), card(Library(loses=after))
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert np.array_equal(fast.sample(30).frames.numpy(), plain.sample(30).frames)
+    assert list(gpu.declined) == ["unusual times"]
+
+
+def test_damaged_packets_are_left_to_pyav(tmp_path):
+    path, gpu = make(tmp_path, "no_b_frames.mp4"), card()
+    with open_video(path) as video:
+        place = int(video.table.places.starts[20])
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\x7f")
+    with open_video(path, hardware=gpu) as video, pytest.raises(AllocEmbedError, match="cannot decode"):
+        video.sample(30)
+    assert list(gpu.declined) == ["damaged packets"]
 
 
 def test_windows_are_those_of_pyav(tmp_path):
@@ -155,9 +179,13 @@ def test_a_card_without_the_codec_or_for_smaller_pictures_is_not_asked(tmp_path)
         assert list(gpu.declined) == ["H264 of 8 bits and 64x48"]
 
 
-@pytest.mark.parametrize("after", [1, 12, 30])
-def test_what_is_left_after_an_error_is_decoded_by_pyav(tmp_path, after):
-    path, gpu = make(tmp_path, "b_frames.mp4"), card(Library(breaks_at=after))
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [*(("b_frames.mp4", after) for after in (1, 3, 5)), *(("matroska.mkv", after) for after in (1, 12, 30))],
+)
+def test_what_is_left_after_an_error_is_decoded_by_pyav(tmp_path, monkeypatch, name, after):
+    monkeypatch.setattr(nvdec, "TOGETHER", 3)
+    path, gpu = make(tmp_path, name), card(Library(breaks_at=after))
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
         assert np.array_equal(fast.sample(9).frames.numpy(), plain.sample(9).frames)
         assert np.array_equal(fast.sample(5, "keyframe").frames.numpy(), plain.sample(5, "keyframe").frames)

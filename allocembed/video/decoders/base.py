@@ -18,8 +18,29 @@ SETTING_UP = Lock()
 may break the other."""
 
 
+class CannotDecodeHere(Exception):  # noqa: N818 (caught inside the package)
+    """This hardware cannot decode this file; the text says why."""
+
+
 class TableMismatch(Exception):  # noqa: N818 (caught inside the package)
     """The decoder's frames contradict the frame table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the samples of a local file are, all (N,) of them, also hidden ones, in the order of the file."""
+
+    stamps: np.ndarray
+    """int64 presentation times in ticks."""
+    starts: np.ndarray
+    """int64 first byte."""
+    sizes: np.ndarray
+    """int64 bytes."""
+
+    def find(self, stamps: np.ndarray) -> np.ndarray:
+        """The numbers of the samples with these times."""
+        order = np.argsort(self.stamps, kind="stable")
+        return order[np.searchsorted(self.stamps, stamps, sorter=order)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +63,8 @@ class FrameTable:
     """Added to a stamp, gives the container's seek target: a presentation time, even where `by` is "dts"."""
     trusted: bool = True
     """Whether frames can be found by these stamps; if not, only decoding from the start identifies a frame."""
+    places: Places | None = None
+    """Where the frames are in the file, if that is known."""
 
     def __len__(self) -> int:
         return len(self.stamps)

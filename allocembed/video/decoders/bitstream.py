@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from allocembed.video.decoders.base import CannotDecodeHere
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 CODECS = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
 START = b"\0\0\0\1"
+IDR, HEVC_IDR = 5, (19, 20)  # kinds of pictures that refer to nothing before them, and end what came before
 
 
 class Stream:
@@ -24,16 +26,16 @@ class Stream:
         """What a decoder is set up for: the parameter sets, which other files may share; or this stream alone."""
         self._convert = convert
         self._length_bytes = 0
-        headers = b""
+        self.headers = b""
+        """The parameter sets behind start codes, if they stand outside of the packets, as in an MP4."""
         if convert is not None:
             self._length_bytes = (extradata[4 if name == "h264" else 21] & 3) + 1
-            headers = b"".join(START + unit for unit in (_avc_units if name == "h264" else _hevc_units)(extradata))
-        self._headers = ctypes.create_string_buffer(headers, len(headers)) if headers else None
+            self.headers = b"".join(START + unit for unit in (_avc_units if name == "h264" else _hevc_units)(extradata))
 
     @property
-    def header(self) -> tuple[int, int] | None:
-        """Address and size of the parameter sets, which stand outside of the packets in an MP4."""
-        return None if self._headers is None else (ctypes.addressof(self._headers), len(self._headers))
+    def in_place(self) -> bool:
+        """Whether start codes can take the places of lengths."""
+        return self._length_bytes == len(START)
 
     def parts(self, packet: Packet) -> Iterable[Any]:
         """The packets to decode instead of one, with `buffer_ptr` and `buffer_size`."""
@@ -43,16 +45,40 @@ class Stream:
         """Whether no other frame refers to this one, from the header of its first picture unit."""
         if not self._length_bytes:
             return False
-        data, at = memoryview(packet), 0
-        while at + self._length_bytes < len(data):
-            first = data[at + self._length_bytes]
-            if self.codec == "H264" and 1 <= first & 31 <= 5:
-                return not first >> 5 & 3
-            kind = first >> 1 & 63
-            if self.codec == "HEVC" and kind < 32:
-                return kind < 16 and not kind % 2
-            at += self._length_bytes + int.from_bytes(data[at : at + self._length_bytes])
+        data = memoryview(packet)
+        for at, _ in self._units(data):
+            if found := self._judge(data[at + self._length_bytes]):
+                return found[1]
         return False
+
+    def mark_units(self, data: memoryview) -> tuple[bool, bool]:
+        """Write start codes over the lengths of a picture's units.
+
+        Return whether decoding can start with this picture and forget all before it, and whether no other picture
+        refers to it.
+        """
+        found = None
+        for at, end in self._units(data):
+            found = found or self._judge(data[at + len(START)])
+            data[at : at + len(START)] = START
+            if end > len(data):
+                raise CannotDecodeHere("damaged packets")
+        return found or (False, False)
+
+    def _units(self, data: memoryview) -> Iterator[tuple[int, int]]:
+        """First byte of each unit's length, and the byte after the unit. The last one may be cut off."""
+        at, step = 0, self._length_bytes
+        while at + step < len(data):
+            end = at + step + int.from_bytes(data[at : at + step])
+            yield at, end
+            at = end
+
+    def _judge(self, first: int) -> tuple[bool, bool] | None:
+        """From the first byte of a unit, what `mark_units` returns; None if it is not a picture's."""
+        if self.codec == "H264":
+            return (first & 31 == IDR, not first >> 5 & 3) if 1 <= first & 31 <= IDR else None
+        kind = first >> 1 & 63
+        return (kind in HEVC_IDR, kind < 16 and not kind % 2) if kind < 32 else None
 
 
 def describe(demuxer: Demuxer) -> Stream | None:

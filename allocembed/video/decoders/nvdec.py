@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,12 @@ import numpy as np
 import torch
 
 from allocembed.errors import ConfigError, MissingDependency, VideoError
-from allocembed.video.decoders.base import SETTING_UP, Decoder, FrameTable, Picture, TableMismatch
+from allocembed.video.decoders.base import SETTING_UP, CannotDecodeHere, Decoder, FrameTable, Picture, TableMismatch
 from allocembed.video.decoders.bitstream import Stream, describe
 from allocembed.video.decoders.colours import Colours, Turn
+from allocembed.video.decoders.groups import Group, GroupReader, Order, plan
 from allocembed.video.decoders.pyav import BT601, FULL_RANGE, MATRICES, PyAVDecoder, display_turn, shown_width
+from allocembed.video.decoders.sessions import Session, Slot, Surface
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -33,22 +36,9 @@ if TYPE_CHECKING:
 
 LIBRARY = "PyNvVideoCodec"
 FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
-SESSIONS = 2  # kept at each place
-SEQUENCE = 1 << 36  # ticks between the times of two sequences in one session: longer than a video
+TOGETHER, TOGETHER_BYTES = 32, 1 << 25  # pictures to decode in one call, and their bytes: the library holds them all
 SLOTS = 12  # files that the card decodes at the same time; more do not make an H200 faster
 logger = logging.getLogger("allocembed")
-
-
-class CannotDecodeHere(Exception):  # noqa: N818 (caught inside this module)
-    """This card cannot decode this file; the text says why."""
-
-
-@dataclass(frozen=True, eq=False)
-class Surface:
-    """A decoded picture on the card, valid until the next packet is decoded."""
-
-    pts: int
-    frame: Any
 
 
 @dataclass(frozen=True)
@@ -62,84 +52,10 @@ class Look:
     size: tuple[int, int]
     """Height and width as coded."""
 
-
-class Session:
-    """One decoder of the card, which serves one file after the other of the same kind.
-
-    The library can reconfigure a decoder, but then scales pictures to the size of the first file, writes past its
-    buffers where only the cropping differs, and keeps the number of reference pictures. So files share a session only
-    if their parameter sets are equal.
-    """
-
-    suppress = False
-    """Whether the decoder keeps pictures that nobody wants to itself, and does not copy them."""
-
-    def __init__(self, card: Nvdec, slot: Slot, codec: str, size: tuple[int, int]) -> None:
-        self.library, self.fed, self.running = card.library, False, False
-        self.shift = 0
-        """Added to all times of this sequence. The library knows unwanted pictures by their times, and remembers those
-        that never come out, as happens in open groups."""
-        self.decoder = self.library.CreateDecoder(
-            gpuid=card.device.index or 0,
-            codec=getattr(self.library.cudaVideoCodec, codec),
-            cudacontext=0,
-            cudastream=slot.stream.cuda_stream if slot.stream else 0,
-            usedevicememory=True,
-            maxwidth=size[1],
-            maxheight=size[0],
-        )
-
-    def decode(self, address: int, size: int, pts: int, *, wanted: bool = True) -> list[Surface]:
-        """Give the decoder a packet; return the pictures that are complete, which may include unwanted ones."""
-        packet = self.library.PacketData()
-        packet.bsl_data, packet.bsl, packet.pts = address, size, pts + self.shift
-        if self.suppress and not wanted and self.running:  # the first picture to come out ends the setting up
-            packet.discardable = True
-        self.fed = True
-        return self._feed(packet)
-
-    def drain(self) -> list[Surface]:
-        """End a sequence, by an empty packet; return the pictures that are left."""
-        frames = self._feed(self.library.PacketData()) if self.fed else []
-        self.shift += SEQUENCE if self.suppress else 0
-        return frames
-
-    def _feed(self, packet: Any) -> list[Surface]:
-        # The library creates the decoder with the first picture.
-        with nullcontext() if self.running else SETTING_UP:
-            frames = self.decoder.Decode(packet)
-        self.running = self.running or bool(frames)
-        return [Surface(frame.timestamp - self.shift, frame) for frame in frames]
-
-
-class Slot:
-    """A place on the card for one file at a time: a stream, and the sessions that last worked in it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.sessions: OrderedDict[Hashable, Session] = OrderedDict()
-
-    def within(self) -> AbstractContextManager[Any]:
-        """Work in the stream: after pictures are decoded, and before the next one is."""
-        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
-
-    @contextmanager
-    def lane(self) -> Iterator[None]:
-        """Work in the stream, and wait until all of it is done."""
-        with self.within():
-            try:
-                yield
-            finally:
-                if self.stream:
-                    self.stream.synchronize()
-
-    def keep(self, key: Hashable, session: Session) -> None:
-        """Keep a session for the next file of its kind, and drop the one that was used least recently."""
-        self.sessions[key] = session
-        self.sessions.move_to_end(key)
-        if len(self.sessions) > SESSIONS:
-            with SETTING_UP:
-                self.sessions.popitem(last=False)
+    @property
+    def bytes(self) -> int:
+        """Of a picture on the card."""
+        return self.size[0] * self.size[1] * 3 // 2 * (1 if self.colours.bits == 8 else 2)
 
 
 class Nvdec:
@@ -189,7 +105,7 @@ class Nvdec:
         session = slot.sessions.get(key)
         if session is None:
             with SETTING_UP:
-                session = Session(self, slot, stream.codec, size)
+                session = Session(self.library, slot, stream.codec, size)
         if not isinstance(stream.kind, Stream):
             slot.keep(key, session)
         return key, session
@@ -239,11 +155,14 @@ class NvdecDecoder(PyAVDecoder):
         self._session: Session | None = None
         self._key: Hashable = None
         self._stream: Stream | None = None
+        self._reader: GroupReader | None = None
         self._closed = self._counted = False
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            if self._reader is not None:
+                self._reader.close()
             with SETTING_UP:
                 self._session = None
             self.card.release(self.slot)
@@ -291,8 +210,7 @@ class NvdecDecoder(PyAVDecoder):
             return []
         found: list[Surface] = []
         for part in self._stream.parts(packet):  # which empties the packet
-            shown = wanted or not self.spares  # without `spares`, all pictures on the way are compared with the table
-            found += self._session.decode(part.buffer_ptr, part.buffer_size, part.pts or 0, wanted=shown)
+            found += self._session.decode(part.buffer_ptr, part.buffer_size, part.pts or 0)
         return found
 
     def decode_alone(self, keyframes: Sequence[Sequence[Packet]]) -> Iterator[Any]:
@@ -301,7 +219,66 @@ class NvdecDecoder(PyAVDecoder):
             for packet in (*packets, None):
                 yield from self.decode(packet)
 
+    def _decode_exactly(self, table: FrameTable, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        if table.places is None or not self._can_read(table):
+            yield from super()._decode_exactly(table, wanted)
+        else:
+            yield from self._decode_groups(table, plan(table, table.places, wanted), super()._decode_exactly)
+
+    def _decode_keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        if table.places is None or not self._can_read(table):
+            yield from super()._decode_keyframes(table, keys)
+        else:
+            places = table.places.find(table.stamps[list(keys)]).tolist()
+            groups = [Group(place, place, [key]) for key, place in zip(keys, places, strict=True)]
+            yield from self._decode_groups(table, groups, super()._decode_keyframes)
+
+    def _can_read(self, table: FrameTable) -> bool:
+        """Whether pictures can be read from the file without PyAV."""
+        assert self._stream is not None
+        file, check = self.demuxer.file, self.demuxer.stopwatch.check
+        if self._reader is None and table.places is not None and isinstance(file, Path) and self._stream.in_place:
+            self._reader = GroupReader(file, table.places, self._stream, check)
+        return self._reader is not None
+
+    def _decode_groups(
+        self,
+        table: FrameTable,
+        groups: Sequence[Group],
+        decode_open: Callable[[FrameTable, Sequence[int]], Iterator[tuple[int, Any]]],
+    ) -> Iterator[tuple[int, Any]]:
+        """Decode many pictures in each call. Groups that need pictures before their keyframe are left to another way.
+
+        What one group leaves in the decoder comes out when the next one begins.
+        """
+        assert self._session is not None
+        assert self._reader is not None
+        assert self._look is not None
+        session, order = self._session, Order(table, [index for group in groups for index in group.wanted], self._keep)
+        most = max(1, min(TOGETHER, TOGETHER_BYTES // self._look.bytes))
+        session.drain()
+        for group in groups:
+            packets = self._reader.packets(group, most, lambda stamp: self.spares and stamp not in order.missing)
+            if packets is None:
+                yield from order.finish(session.drain())
+                for index, frame in decode_open(table, group.wanted):
+                    del order.missing[int(table.stamps[index])]
+                    yield index, frame
+                session.drain()
+                continue
+            for packet in packets:
+                order.expect(packet.stamps)
+                yield from order.identify(session.decode_bytes(packet.data, packet.stamps[0]))
+        yield from order.finish(session.drain())
+        if order.missing:
+            raise TableMismatch
+
+    def _keep(self, surface: Surface, pts: int) -> Surface:
+        return Surface(pts, None, self.to_rgb(surface))
+
     def to_rgb(self, frame: Any) -> Any:
+        if frame.rgb is not None:
+            return frame.rgb
         assert self._look is not None
         height, width = self._look.size
         with self.slot.within():
@@ -319,8 +296,8 @@ class NvdecDecoder(PyAVDecoder):
         assert self._session is not None
         assert self._stream is not None
         self._session.drain()
-        if header := self._stream.header:
-            self._session.decode(*header, 0)
+        if self._stream.headers:
+            self._session.decode_bytes(self._stream.headers, 0)
 
     def _open(self, table: FrameTable) -> None:
         """Look at the first keyframe, and take a session for its kind."""

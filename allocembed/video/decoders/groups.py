@@ -1,0 +1,165 @@
+"""Read groups of pictures from a local MP4 by its sample tables, many pictures in one packet, for a hardware decoder.
+
+Every packet that PyAV reads and every call of a decoder gives Python's lock away, and while many threads decode,
+getting it back takes longer than the work. So one read fetches many pictures, and the decoder gets them in one call.
+It is then told the time of the first one alone. Pictures are known by their order: one comes out for each that was
+given, and they come out in the order of their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, Places, TableMismatch
+from allocembed.video.decoders.bitstream import Stream
+from allocembed.video.decoders.sessions import Surface
+
+NEAR = 16  # pictures that decode about as fast as a new group begins
+READ = 1 << 22  # bytes to read at once, unless one picture has more
+
+
+@dataclass
+class Group:
+    """Samples to decode one after the other: from a keyframe on."""
+
+    first: int
+    last: int
+    wanted: list[int]
+    """Frame numbers, ascending."""
+
+
+class Packet(NamedTuple):
+    """Pictures behind start codes, and their presentation times, in the order of the file."""
+
+    data: bytes
+    stamps: list[int]
+
+
+def plan(table: FrameTable, places: Places, wanted: Sequence[int]) -> list[Group]:
+    """The groups to decode for the frames `wanted`, ascending."""
+    stamps = table.stamps[list(wanted)]
+    entries = table.entries[np.searchsorted(table.entries, stamps, side="right") - 1]
+    groups: list[Group] = []
+    for index, first, last in zip(wanted, places.find(entries).tolist(), places.find(stamps).tolist(), strict=True):
+        if groups and first <= groups[-1].last + NEAR:
+            groups[-1].last = max(groups[-1].last, last)
+            groups[-1].wanted.append(index)
+        else:
+            groups.append(Group(first, last, [index]))
+    return groups
+
+
+class Order:
+    """Tells which of the frames `wanted` a picture is, by the order in which pictures come out of a decoder.
+
+    Wanted pictures are held, as `keep` makes them, until one with a known time proves that none before it was lost.
+    """
+
+    def __init__(self, table: FrameTable, wanted: Sequence[int], keep: Callable[[Surface, int], Surface]) -> None:
+        self.missing = {int(table.stamps[index]): index for index in wanted}
+        """Frame numbers by time."""
+        self._keep = keep
+        self._due: list[int] = []  # times of all pictures in the decoder, a heap
+        self._known: set[int] = set()
+        self._held: list[tuple[int, Surface]] = []
+
+    def expect(self, stamps: Sequence[int]) -> None:
+        """The decoder gets pictures with these times, and is told the first."""
+        for stamp in stamps:
+            heappush(self._due, stamp)
+        self._known.add(stamps[0])
+
+    def identify(self, surfaces: Iterable[Surface]) -> Iterator[tuple[int, Surface]]:
+        """Take what came out; yield wanted frames that are proved to be the right ones, and their numbers."""
+        for surface in surfaces:
+            stamp = heappop(self._due) if self._due else None
+            if stamp is None or (stamp in self._known and surface.pts != stamp):
+                raise TableMismatch
+            if stamp in self.missing:
+                self._held.append((self.missing.pop(stamp), self._keep(surface, stamp)))
+            if stamp in self._known:
+                yield from self._release()
+
+    def finish(self, surfaces: Iterable[Surface]) -> Iterator[tuple[int, Surface]]:
+        """The same for the last that come out."""
+        yield from self.identify(surfaces)
+        if self._due:
+            raise TableMismatch
+        yield from self._release()
+
+    def _release(self) -> Iterator[tuple[int, Surface]]:
+        held, self._held = self._held, []
+        yield from held
+
+
+class GroupReader:
+    """Reads the pictures of one file. `check` is called before each access to the disk."""
+
+    def __init__(self, path: Path, places: Places, stream: Stream, check: Callable[[], None]) -> None:
+        self.places, self.stream, self.check = places, stream, check
+        self.file = path.open("rb", buffering=0)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def packets(self, group: Group, most: int, left_out: Callable[[int], bool]) -> Iterator[Packet] | None:
+        """The packets of a group, of at most that many pictures; None if decoding cannot start with its keyframe alone.
+
+        `left_out` says of a time whether its picture is left out if no other one refers to it.
+        """
+        samples = self._samples(group)
+        stamp, data = next(samples)
+        anew, _ = self.stream.mark_units(data)
+        if not anew:
+            return None
+        return self._packets(stamp, data, samples, most, left_out)
+
+    def _packets(
+        self,
+        entry: int,
+        first: memoryview,
+        samples: Iterator[tuple[int, memoryview]],
+        most: int,
+        left_out: Callable[[int], bool],
+    ) -> Iterator[Packet]:
+        parts, stamps = [self.stream.headers, first], [entry]
+        for stamp, data in samples:
+            _, disposable = self.stream.mark_units(data)
+            # A picture that is shown before the keyframe belongs to the group before.
+            if stamp < entry or (disposable and left_out(stamp)):
+                continue
+            if len(stamps) == most:
+                yield Packet(b"".join(parts), stamps)
+                parts, stamps = [], []
+            parts.append(data)
+            stamps.append(stamp)
+        yield Packet(b"".join(parts), stamps)
+
+    def _samples(self, group: Group) -> Iterator[tuple[int, memoryview]]:
+        """Time and data of each sample, in the order of the file."""
+        some = slice(group.first, group.last + 1)
+        stamps, starts = self.places.stamps[some], self.places.starts[some]
+        ends = starts + self.places.sizes[some]
+        at = 0
+        while at < len(stamps):
+            near = (starts[at:] >= starts[at]) & (ends[at:] <= starts[at] + READ)
+            near[0] = True
+            end = len(stamps) if near.all() else at + int(near.argmin())
+            block = self._read(int(starts[at]), int(ends[at:end].max()))
+            for number in range(at, end):
+                yield int(stamps[number]), block[starts[number] - starts[at] : ends[number] - starts[at]]
+            at = end
+
+    def _read(self, start: int, end: int) -> memoryview:
+        self.check()
+        block = memoryview(bytearray(end - start))
+        self.file.seek(start)
+        if self.file.readinto(block) != len(block):
+            raise CannotDecodeHere("a file that changed")
+        return block
