@@ -292,9 +292,9 @@ class AllocEmbed:
     ) -> Iterator[VideoEmbedding | Failure]:
         """Embed videos in order. A bad file yields a Failure and does not affect the others.
 
-        `workers` threads, by default one per core, prepare videos while the backbone works. They are ahead of it by at
-        most one video per thread and 2 × `batch` more. A GPU embeds `batch` videos at a time. On a CPU every video is
-        embedded alone, so that its vector is always the same, bit for bit.
+        `workers` threads, by default one per core, or as many as a GPU's decoders need, prepare videos while the
+        backbone works. They are ahead of it by at most one video per thread and 2 × `batch` more. A GPU embeds `batch`
+        videos at a time. On a CPU every video is embedded alone, so that its vector is always the same, bit for bit.
         """
         if isinstance(sources, str | Path):
             raise TypeError(f"pass a list of videos, such as [{str(sources)!r}], or use encode_video")
@@ -305,7 +305,7 @@ class AllocEmbed:
         for text in {text for text in (*questions, instruction) if text is not None}:
             self.backbone.check_text(text)  # before any video is decoded for it
 
-        _ = self.card  # an option that cannot be met is no fault of the videos
+        decoders = self.card.places if self.card else 0  # an option that cannot be met is no fault of the videos
 
         def prepare(job: tuple[Source, str | None], worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
             clip = self.read(job[0], decoder_threads=worker.decoder_threads, on_device=True)
@@ -319,7 +319,7 @@ class AllocEmbed:
         jobs = zip(sources, questions, strict=True)
         if workers is not None:
             workers = max(1, min(workers, len(sources))) if workers >= 1 else workers
-        for outcome in embed_jobs(self.backbone, jobs, prepare, batch=batch, workers=workers):
+        for outcome in embed_jobs(self.backbone, jobs, prepare, batch=batch, workers=workers, decoders=decoders):
             if outcome.error is not None:
                 error = cast(VideoError, outcome.error)
                 yield Failure(getattr(error, "source", str(outcome.job[0])), error)

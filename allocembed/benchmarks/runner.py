@@ -263,8 +263,8 @@ class Evaluation:
 
     def _embed_videos(self, jobs: list[VideoJob], batch: int) -> Iterator[int]:
         """Embed videos into their caches; yield 1 for each embedding that was made or failed."""
-        outcomes = embed_jobs(self.reader.backbone, jobs, VideoJob.prepare, batch=batch, ordered=False)
-        for outcome in outcomes:
+        backbone, decoders = self.reader.backbone, self.reader.card.places if self.reader.card else 0
+        for outcome in embed_jobs(backbone, jobs, VideoJob.prepare, batch=batch, decoders=decoders, ordered=False):
             job = outcome.job
             if isinstance(outcome.error, BudgetError):
                 raise outcome.error

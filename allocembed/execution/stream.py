@@ -19,6 +19,7 @@ from allocembed.execution.threads import Event, RunAhead, core_count
 Job = TypeVar("Job")
 Tag = TypeVar("Tag")
 BATCH = 8
+CORES_BESIDE = 4  # for each video that the cores decode while a GPU's decoders work on others
 SMALL = 100_000_000  # parameters: on a CPU, the matrices of a smaller backbone are too small for several threads
 
 
@@ -58,13 +59,15 @@ def embed_jobs(
     *,
     batch: int = BATCH,
     workers: int | None = None,
+    decoders: int = 0,
     ordered: bool = True,
 ) -> Iterator[Outcome[Job, Tag]]:
     """Prepare jobs in threads, embed what they yield, and return one outcome per job.
 
     `prepare` decodes outside and computes on the device inside `worker.lane()`. An AllocEmbedError in it ends its own
     job only; any other exception ends the run. `workers` is by default one per core if the backbone is on a GPU or
-    small, else one. Outcomes come in the order of the jobs, or as they are complete.
+    small, else one. `decoders` is the number of jobs that a GPU's own decoders work on: their workers mostly wait, so
+    each of the others gets several cores. Outcomes come in the order of the jobs, or as they are complete.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
@@ -72,9 +75,14 @@ def embed_jobs(
         raise ValueError(f"workers must be at least 1, not {workers}")
     side_by_side = embeds_side_by_side(backbone)
     on_gpu = backbone.packs
-    workers = min(workers or (core_count() if side_by_side or on_gpu else 1), 2 * batch)
+    cores = core_count()
+    usual = cores if side_by_side or on_gpu else 1
+    if decoders:
+        # With several cores each, the others take about as long for a video as the GPU's decoders.
+        usual = decoders + max(1, cores // CORES_BESIDE)
+    workers = min(workers or usual, 2 * batch + decoders)
     # A decoder needs several threads only if there are more cores than workers.
-    worker = Worker(DeviceLane(backbone.device), max(1, core_count() // workers))
+    worker = Worker(DeviceLane(backbone.device), max(1, cores // max(1, workers - decoders)))
 
     def work(job: Job) -> Iterator[_Part[Tag]]:
         try:

@@ -91,7 +91,7 @@ def embed_videos(
     """
     from allocembed.execution.stream import embed_jobs
 
-    _ = embedder.card  # an option that cannot be met is no fault of the files
+    decoders = embedder.card.places if embedder.card else 0  # an option that cannot be met is no fault of the files
     narrow = embedder.with_config(window_config(embedder.config, embedder.backbone.geometry.frames_per_chunk))
 
     sizes: dict[str, tuple[int, int]] = {}
@@ -117,7 +117,7 @@ def embed_videos(
             cause = f"cannot be read ({error.strerror or error}); check the file and its disk"
             raise VideoError(path, cause) from error
 
-    for outcome in embed_jobs(embedder.backbone, contents, prepare, workers=readers, ordered=False):
+    for outcome in embed_jobs(embedder.backbone, contents, prepare, workers=readers, decoders=decoders, ordered=False):
         if outcome.error is not None:
             cause = outcome.error.cause if isinstance(outcome.error, VideoError) else str(outcome.error)
             yield EmbeddedVideo(outcome.job, error=cause, passing=_is_passing(outcome.error))

@@ -251,8 +251,16 @@ def test_clips_are_put_together_in_the_lane_of_their_decoder(tmp_path, monkeypat
     assert len(puts) > 4 and set(puts) == {1}
 
 
+@pytest.mark.parametrize("pixels", ["yuv420p", "yuv444p"])
+def test_ffmpeg_gets_its_threads_only_where_it_takes_over(tmp_path, pixels):
+    path = write_video(tmp_path / "a.mp4", 20, pixels=pixels)
+    with open_video(path, hardware=card(), limits=DecodeLimits(threads=2)) as video:
+        video.sample(4)
+        assert video.decoder.demuxer.stream.codec_context.thread_count == (1 if pixels == "yuv420p" else 2)
+
+
 def test_pyav_takes_the_files_for_which_no_decoder_is_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(nvdec, "SLOTS", 1)
+    monkeypatch.setattr(Nvdec, "places", 1)
     path, gpu = make(tmp_path, "b_frames.mp4"), card(shared=True)
     with open_video(path, hardware=gpu) as first:
         with open_video(path, hardware=gpu) as second:

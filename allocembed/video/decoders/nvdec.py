@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 LIBRARY = "PyNvVideoCodec"
 FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
 TOGETHER, TOGETHER_BYTES = 32, 1 << 25  # pictures to decode in one call, and their bytes: the library holds them all
-SLOTS = 12  # files that the card decodes at the same time; more do not make an H200 faster
 logger = logging.getLogger("allocembed")
 
 
@@ -61,13 +60,16 @@ class Look:
 class Nvdec:
     """The decoders of one card, for all threads. `shared` means that PyAV decodes the files for which none is free."""
 
+    places = 12
+    """Files to decode at the same time; more do not make an H200 faster."""
+
     def __init__(self, device: torch.device, *, shared: bool = True, library: Any = None) -> None:
         self.device, self.library = device, library or find_library()
         self.declined: Counter[str] = Counter()
         """Files that PyAV had to decode, by reason."""
         self.files = 0
         """Files that the card decoded."""
-        self._free = BoundedSemaphore(SLOTS) if shared else None
+        self._free = BoundedSemaphore(self.places) if shared else None
         self._idle: list[Slot] = []
         self._able: dict[tuple[str, int], dict[str, int]] = {}
         self._lock = Lock()
@@ -149,6 +151,7 @@ class NvdecDecoder(PyAVDecoder):
 
     def __init__(self, card: Nvdec, slot: Slot, demuxer: Demuxer) -> None:
         super().__init__(demuxer)
+        demuxer.stream.codec_context.thread_count = 1  # FFmpeg decodes a single picture, unless it has to take over
         self.card, self.slot, self.fallback = card, slot, PyAVDecoder(demuxer)
         self._unable = ""
         self._look: Look | None = None
@@ -156,7 +159,7 @@ class NvdecDecoder(PyAVDecoder):
         self._key: Hashable = None
         self._stream: Stream | None = None
         self._reader: GroupReader | None = None
-        self._closed = self._counted = False
+        self._closed = self._counted = self._took_over = False
 
     def close(self) -> None:
         if not self._closed:
@@ -193,11 +196,13 @@ class NvdecDecoder(PyAVDecoder):
             self._session = None
             self.slot.sessions.pop(self._key, None)
         self._count(self._unable)
+        self._take_over()
         for index, stamp, pixels in self.fallback.pictures(table, left, left_keys):
             yield index, stamp, self._send(pixels)
 
     def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, np.ndarray | None]]:
         self._count("no usable times")
+        self._take_over()
         for stamp, pixels in self.fallback.in_order(wanted):
             yield stamp, None if pixels is None else self._send(pixels)
 
@@ -326,6 +331,12 @@ class NvdecDecoder(PyAVDecoder):
         full = frame.color_range == FULL_RANGE or frame.format.name == "yuvj420p"
         colours = Colours(matrix, full, FORMATS[frame.format.name])
         return Look(colours, Turn(*display_turn(frame)), width, (frame.height, frame.width))
+
+    def _take_over(self) -> None:
+        """Let FFmpeg decode with all threads that it may use."""
+        if not self._took_over and self.demuxer.limits.threads != 1:
+            self.demuxer.open()
+        self._took_over = True
 
     def _send(self, pixels: np.ndarray) -> Any:
         return torch.from_numpy(np.ascontiguousarray(pixels)).to(self.card.device)
