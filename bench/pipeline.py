@@ -85,14 +85,20 @@ class TimedEmbedder(AllocEmbed):
 
 
 def time_backbone(backbone: Backbone) -> None:
-    """Measure every call of the backbone, by the loop and by `stream`."""
-    embed = backbone.embed
+    """Measure every call of the backbone, by the loop and by `stream`: to begin, and to wait for the vectors."""
+    begin, part = backbone.begin, TimedEmbedder.parts
 
-    def timed(items: Sequence[Item], **options: Any) -> torch.Tensor:
-        with TimedEmbedder.parts("backbone"):
-            return embed(items, **options)
+    def timed(items: Sequence[Item], **options: Any) -> Callable[[], torch.Tensor]:
+        with part("backbone"):
+            wait = begin(items, **options)
 
-    backbone.embed = timed
+        def timed_wait() -> torch.Tensor:
+            with part("backbone"):
+                return wait()
+
+        return timed_wait
+
+    backbone.begin = timed
 
 
 @contextmanager

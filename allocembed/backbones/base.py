@@ -8,7 +8,7 @@ Everything else in the package uses this interface only.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -256,17 +256,37 @@ class Backbone(ABC):
             features = self.see(pixels, np.concatenate([patches.grids for patches in videos]))
         return self.read(rows, features, batching)
 
-    @torch.inference_mode()
     def embed(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> torch.Tensor:
         """Unit vectors (N, dim), fp32 on the CPU, in the order of the items."""
+        return self.begin(items, batching=batching, batch_tokens=batch_tokens)()
+
+    @torch.inference_mode()
+    def begin(
+        self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384
+    ) -> Callable[[], torch.Tensor]:
+        """Begin to embed items, and return a function that waits for the result of `embed`.
+
+        A GPU goes on meanwhile, so that what comes next can be prepared. On a CPU all is done at once.
+        """
         if batching not in ("pad", "pack"):
             raise ValueError(f"batching must be pad or pack, not {batching!r}")
         rows = self.rows(self.tokenise([item.prompt for item in items]), [item.grids for item in items])
-        vectors = torch.empty((len(rows), self.dim))
-        for batch in group_rows([len(row) for row in rows], batch_tokens, padded=batching == "pad"):
-            made = self.forward([items[i] for i in batch], [rows[i] for i in batch], batching)
-            vectors[batch] = made.cpu()
-        return vectors
+        batches = group_rows([len(row) for row in rows], batch_tokens, padded=batching == "pad")
+        made = []
+        for batch in batches:
+            vectors = self.forward([items[i] for i in batch], [rows[i] for i in batch], batching)
+            made.append(vectors.to("cpu", non_blocking=True))
+        done = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+
+        def wait() -> torch.Tensor:
+            if done is not None:
+                done.synchronize()
+            found = torch.empty((len(items), self.dim))  # the items must be kept until here: a GPU reads them
+            for batch, vectors in zip(batches, made, strict=True):
+                found[batch] = vectors
+            return found
+
+        return wait
 
 
 def group_rows(lengths: Sequence[int], batch_tokens: int, *, padded: bool) -> list[list[int]]:

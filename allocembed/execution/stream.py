@@ -19,6 +19,7 @@ from allocembed.execution.threads import Event, RunAhead, core_count
 Job = TypeVar("Job")
 Tag = TypeVar("Tag")
 BATCH = 8
+HELD = 1024  # complete jobs that may wait for an earlier one
 CORES_BESIDE = 4  # for each video that the cores decode while a GPU's decoders work on others
 SMALL = 100_000_000  # parameters: on a CPU, the matrices of a smaller backbone are too small for several threads
 
@@ -91,22 +92,27 @@ def embed_jobs(
         except AllocEmbedError as error:
             yield error
 
-    jobs_ahead = workers + 2 * batch
     ahead = RunAhead(
         work,
         jobs,
         workers=workers,
-        jobs_ahead=jobs_ahead,
+        jobs_ahead=workers + 2 * batch,
         parts_ahead=2 * batch,
         torch_threads=1 if side_by_side or on_gpu else None,
     )
-    collector = _Collector[Job, Tag](backbone, batch if on_gpu else 1, jobs_ahead, ordered)
+    collector = _Collector[Job, Tag](backbone, batch if on_gpu else 1, ordered)
     with ahead:
         for event in ahead:
-            for outcome in collector.add(event):
-                ahead.release()
-                yield outcome
-        yield from collector.finish()
+            if event is None:
+                collector.catch_up()
+            else:
+                collector.add(event)
+            ahead.release(collector.complete())
+            yield from collector.outcomes_due()
+            ahead.release(collector.complete())
+        collector.catch_up()
+        collector.complete()
+        yield from collector.outcomes_due()
 
 
 def embeds_side_by_side(backbone: Backbone) -> bool:
@@ -116,16 +122,19 @@ def embeds_side_by_side(backbone: Backbone) -> bool:
 
 
 class _Collector(Generic[Job, Tag]):
-    """Gathers parts into batches and outcomes."""
+    """Gathers parts into batches and outcomes. One batch at a time is under way on a GPU while the next one gathers."""
 
-    def __init__(self, backbone: Backbone, batch: int, jobs_ahead: int, ordered: bool) -> None:
-        self.backbone, self.batch, self.jobs_ahead, self.ordered = backbone, batch, jobs_ahead, ordered
+    def __init__(self, backbone: Backbone, batch: int, ordered: bool) -> None:
+        self.backbone, self.batch, self.ordered = backbone, batch, ordered
         self.outcomes: dict[int, Outcome[Job, Tag]] = {}
         self.waiting: list[tuple[int, Prepared[Tag]]] = []
+        self.under_way: tuple[list[tuple[int, Prepared[Tag]]], Callable[[], np.ndarray]] | None = None
         self.ended: set[int] = set()
-        self.following = 0
+        self.whole: set[int] = set()
+        self.owed = self.following = 0
 
-    def add(self, event: Event[Job, _Part[Tag]]) -> Iterator[Outcome[Job, Tag]]:
+    def add(self, event: Event[Job, _Part[Tag]]) -> None:
+        """Take a part, and begin to embed if that makes a batch."""
         number, part = event.number, event.part
         outcome = self.outcomes.setdefault(number, Outcome(event.job))
         if part is None:
@@ -136,39 +145,70 @@ class _Collector(Generic[Job, Tag]):
             outcome.error = part
         else:
             outcome.pieces.append(part)
-        # If ended jobs hold every place, no further part can come before some of them are released.
-        if len(self.waiting) >= self.batch or len(self.ended) == self.jobs_ahead:
+        if len(self.waiting) >= self.batch:
             self._embed_waiting()
-        yield from self._complete()
 
-    def finish(self) -> Iterator[Outcome[Job, Tag]]:
-        self._embed_waiting()
-        yield from self._complete()
+    def catch_up(self) -> None:
+        """Embed all that waits: there is nothing else to do."""
+        if self.waiting:
+            self._embed_waiting()
+        self._settle()
 
-    def _embed_waiting(self) -> None:
-        vectors = embed_items(self.backbone, [prepared.item for _, prepared in self.waiting])
-        for (number, prepared), vector in zip(self.waiting, vectors, strict=True):
-            self.outcomes[number].pieces.append((prepared.tag, vector))
-        self.waiting = []
+    def complete(self) -> int:
+        """Note the jobs that have ended and whose parts are all embedded; return how many others may begin instead.
 
-    def _complete(self) -> Iterator[Outcome[Job, Tag]]:
-        """Outcomes whose job has ended and whose parts are all embedded, in order if asked for."""
+        A job that takes long does not hold up those after it, whose vectors need little memory.
+        """
         unfinished = {number for number, _ in self.waiting}
-        for number in sorted(self.ended - unfinished):
+        unfinished |= {number for number, _ in self.under_way[0]} if self.under_way else set()
+        more = self.ended - unfinished
+        self.ended -= more
+        self.whole |= more
+        self.owed += len(more)
+        begin = self.owed if len(self.whole) <= HELD else 0
+        self.owed -= begin
+        return begin
+
+    def outcomes_due(self) -> Iterator[Outcome[Job, Tag]]:
+        """Outcomes of complete jobs, in the order of the jobs if asked for."""
+        for number in sorted(self.whole):
             if self.ordered and number != self.following:
                 return
-            self.ended.remove(number)
+            self.whole.remove(number)
             self.following += 1
             outcome = self.outcomes.pop(number)
             if outcome.error is not None:
                 outcome.pieces = []
             yield outcome
 
+    def _embed_waiting(self) -> None:
+        some, self.waiting = self.waiting, []
+        wait = begin_items(self.backbone, [prepared.item for _, prepared in some])
+        self._settle()
+        self.under_way = some, wait
+        if not self.backbone.packs:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the batch that is under way."""
+        if self.under_way is None:
+            return
+        (some, wait), self.under_way = self.under_way, None
+        for (number, prepared), vector in zip(some, wait(), strict=True):
+            self.outcomes[number].pieces.append((prepared.tag, vector))
+
+
+def begin_items(backbone: Backbone, items: Sequence[Item]) -> Callable[[], np.ndarray]:
+    """Begin to embed: packed on a GPU, each item alone on a CPU. What is returned waits for vectors (N, dim)."""
+    if not items:
+        return lambda: np.empty((0, backbone.dim), np.float32)
+    if backbone.packs:
+        wait = backbone.begin(items, batching="pack")
+        return lambda: wait().numpy()
+    vectors = np.concatenate([backbone.embed([item]).numpy() for item in items])
+    return lambda: vectors
+
 
 def embed_items(backbone: Backbone, items: Sequence[Item]) -> np.ndarray:
-    """Vectors (N, dim): packed on a GPU, each item alone on a CPU."""
-    if not items:
-        return np.empty((0, backbone.dim), np.float32)
-    if backbone.packs:
-        return backbone.embed(items, batching="pack").numpy()
-    return np.concatenate([backbone.embed([item]).numpy() for item in items])
+    """Vectors (N, dim), as `begin_items` gives them."""
+    return begin_items(backbone, items)()

@@ -41,6 +41,7 @@ class Event(Generic[Job, Part]):
 class RunAhead(Generic[Job, Part]):
     """Apply `work` to each job in threads and iterate over the parts it yields, in the order they arrive.
 
+    A None among them means that no other part is ready: the next one will be waited for.
     At most `jobs_ahead` jobs are started and not yet released by the consumer with `release()`; at most `parts_ahead`
     parts wait, plus one in each thread. So memory depends neither on the number of jobs nor on their size. An exception
     in `work` is raised in the consumer. Leaving the `with` block stops the threads.
@@ -84,9 +85,11 @@ class RunAhead(Generic[Job, Part]):
             # A worker's setting is also the default of threads that start later.
             torch.set_num_threads(self._restore)
 
-    def __iter__(self) -> Iterator[Event[Job, Part]]:
+    def __iter__(self) -> Iterator[Event[Job, Part] | None]:
         running = len(self._threads)
         while running:
+            if self._ready.empty():
+                yield None
             event = self._ready.get()
             if event is None:
                 running -= 1
@@ -95,9 +98,10 @@ class RunAhead(Generic[Job, Part]):
             else:
                 yield event
 
-    def release(self) -> None:
-        """Allow one more job to start."""
-        self._slots.release()
+    def release(self, count: int = 1) -> None:
+        """Allow more jobs to start."""
+        if count:
+            self._slots.release(count)
 
     def _run(self) -> None:
         try:
@@ -147,7 +151,7 @@ def map_ordered(
     following, most = 0, ahead or 2 * workers
     with RunAhead(lambda job: [(work(job),)], jobs, workers=workers, jobs_ahead=most, parts_ahead=most) as running:
         for event in running:
-            if event.part is not None:
+            if event is not None and event.part is not None:
                 results[event.number] = event.part[0]
             while following in results:
                 following += 1

@@ -147,7 +147,7 @@ class VideoFile(VideoSource):
         super().__init__(source, limits, part)
         self.rounds = rounds
         self._demuxer = Demuxer(file, source, limits, self.stopwatch)
-        self.decoder = (hardware.open(self._demuxer) if hardware else None) or PyAVDecoder(self._demuxer)
+        self.decoder = hardware.open(self._demuxer) if hardware else PyAVDecoder(self._demuxer)
 
     def close(self) -> None:
         self.decoder.close()

@@ -8,15 +8,14 @@ from tests.interpreted import run_interpreted
 
 BY_INTERPRETER = """
 from allocembed.video.decoders import colours_kernel
-from tests.video.test_colours import kinds, planes
+from tests.video.test_colours import kinds, surface
 
 colours_kernel.BLOCK = 64
 for colours in kinds():
     for size in ((6, 10), (8, 130)):
-        luma, chroma = planes(*size)
-        assert colours_kernel.fits(luma, chroma)
-        made = colours_kernel.to_rgb(luma, chroma, *colours.whole_factors())
-        assert made.equal(colours.to_rgb(luma, chroma)), colours
+        given = surface(*size)
+        assert given.stride(0) > given.shape[1]
+        assert colours_kernel.to_rgb(given, *colours.whole_factors()).equal(colours.to_rgb(given)), colours
 """
 
 
@@ -24,11 +23,10 @@ def kinds() -> list[Colours]:
     return [Colours(matrix, full) for matrix in SHARES for full in (False, True)]
 
 
-def planes(height: int, width: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Luma and chroma of a surface whose rows are padded, as a card delivers them."""
+def surface(height: int, width: int) -> torch.Tensor:
+    """Luma above chroma; rows are padded, as a card delivers them."""
     generator = torch.Generator().manual_seed(height)
-    surface = torch.randint(0, 256, (height * 3 // 2, width + 6), generator=generator, dtype=torch.uint8).to(device)
-    return surface[:height, :width], surface[height:, :width].unflatten(1, (-1, 2))
+    return torch.randint(0, 256, (height * 3 // 2, width + 6), generator=generator, dtype=torch.uint8)[:, :width]
 
 
 @pytest.mark.slow
@@ -41,13 +39,13 @@ def test_the_kernel_converts_as_torch_does():
 def test_on_a_gpu_the_kernel_gives_the_same_picture(size):
     assert own_kernel() is not None
     for colours in kinds():
-        luma, chroma = planes(*size)
-        assert colours.to_rgb(luma.cuda(), chroma.cuda()).cpu().equal(colours.to_rgb(luma, chroma))
+        given = surface(*size)
+        padded = torch.nn.functional.pad(given, (0, 6)).cuda()[:, : size[1]]
+        assert colours.to_rgb(padded).cpu().equal(colours.to_rgb(given))
 
 
 def test_grey_stays_grey_and_the_ends_of_the_range_are_black_and_white():
-    chroma = torch.full((1, 1, 2), 128, dtype=torch.uint8)
     for colours in kinds():
         black, white = (0, 255) if colours.full_range else (16, 235)
-        luma = torch.tensor([[black, white], [black, white]], dtype=torch.uint8)
-        assert colours.to_rgb(luma, chroma)[0].tolist() == [[0, 0, 0], [255, 255, 255]]
+        given = torch.tensor([[black, white], [black, white], [128, 128]], dtype=torch.uint8)
+        assert colours.to_rgb(given)[0].tolist() == [[0, 0, 0], [255, 255, 255]]

@@ -259,15 +259,18 @@ def test_ffmpeg_gets_its_threads_only_where_it_takes_over(tmp_path, pixels):
         assert video.decoder.demuxer.stream.codec_context.thread_count == (1 if pixels == "yuv420p" else 2)
 
 
-def test_pyav_takes_the_files_for_which_no_decoder_is_free(tmp_path, monkeypatch):
+def test_pyav_takes_the_files_with_which_it_is_done_first(tmp_path, monkeypatch):
     monkeypatch.setattr(Nvdec, "places", 1)
     path, gpu = make(tmp_path, "b_frames.mp4"), card(shared=True)
     with open_video(path, hardware=gpu) as first:
-        with open_video(path, hardware=gpu) as second:
+        with open_video(path, hardware=gpu) as second:  # nothing is known of the cores: this file tells
             assert isinstance(second.sample(3).frames, np.ndarray)
         assert isinstance(first.sample(3).frames, torch.Tensor)
+    assert gpu.turns.card > gpu.turns.cores > 0
     with open_video(path, hardware=gpu) as third:
         assert isinstance(third.sample(3).frames, torch.Tensor)
+        with open_video(path, hardware=gpu) as fourth:  # the card takes longer, as it was occupied for longer
+            assert isinstance(fourth.sample(3).frames, np.ndarray)
 
 
 def test_a_broken_file_is_an_error_with_its_name(tmp_path):

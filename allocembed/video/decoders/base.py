@@ -115,6 +115,6 @@ class Decoder(ABC):
 class Hardware(Protocol):
     """Decoders outside of the CPU."""
 
-    def open(self, demuxer: Any) -> Decoder | None:
-        """A decoder for what a `Demuxer` reads; None if all are busy."""
+    def open(self, demuxer: Any) -> Decoder:
+        """A decoder for what a `Demuxer` reads."""
         ...

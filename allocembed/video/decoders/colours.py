@@ -28,14 +28,15 @@ class Colours:
     """Whether luma uses all levels, not only 16 to 235."""
     bits: int = 8
 
-    def to_rgb(self, luma: torch.Tensor, chroma: torch.Tensor, width: int | None = None) -> torch.Tensor:
-        """Luma (H, W) and chroma (H/2, W/2, 2), to (H, W, 3) uint8, or to another `width`.
+    def to_rgb(self, surface: torch.Tensor, width: int | None = None) -> torch.Tensor:
+        """A surface (3/2 H, W), luma above interleaved chroma, to (H, W, 3) uint8, or to another `width`.
 
         Of more than 8 bits, the upper ones of 16-bit words are used, as the card delivers them.
         """
-        width = width or luma.shape[1]
-        if self.bits == 8 and width == luma.shape[1]:
-            return self._whole(luma, chroma)
+        width = width or surface.shape[1]
+        if self.bits == 8 and width == surface.shape[1]:
+            return self._whole(surface)
+        luma, chroma = planes(surface)
         if self.bits > 8:
             luma, chroma = (_words(plane) >> (16 - self.bits) for plane in (luma, chroma))
         return self._interpolated(luma.float(), chroma.float(), width)
@@ -55,11 +56,12 @@ class Colours:
         gain = 2**13 if self.full_range else (2**16 * 255 // 219 + 4) >> 3
         return 0 if self.full_range else 16, gain, (red, blue, from_blue, from_red)
 
-    def _whole(self, luma: torch.Tensor, chroma: torch.Tensor) -> torch.Tensor:
+    def _whole(self, surface: torch.Tensor) -> torch.Tensor:
         black, gain, factors = self.whole_factors()
-        kernel = own_kernel() if luma.is_cuda else None
-        if kernel is not None and kernel.fits(luma, chroma):
-            return kernel.to_rgb(luma, chroma, black, gain, factors)
+        kernel = own_kernel() if surface.is_cuda else None
+        if kernel is not None and surface.stride(1) == 1:
+            return kernel.to_rgb(surface, black, gain, factors)
+        luma, chroma = planes(surface)
         red, blue, from_blue, from_red = factors
         level = _times(luma.int() - black, gain)
         difference = chroma.int() - 128
@@ -84,6 +86,12 @@ class Colours:
         red, blue, from_blue, from_red = self._factors()
         parts = (level + red * v, level - from_blue * u - from_red * v, level + blue * u)
         return torch.stack([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts], -1)
+
+
+def planes(surface: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Luma (H, W) and chroma (H/2, W/2, 2) of a surface."""
+    height = surface.shape[0] * 2 // 3
+    return surface[:height], surface[height:].unflatten(1, (-1, 2))
 
 
 def own_kernel() -> ModuleType | None:

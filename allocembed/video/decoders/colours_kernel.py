@@ -11,33 +11,27 @@ import triton.language as tl
 BLOCK = 512  # pixels of a row that a program converts
 
 
-def fits(luma: torch.Tensor, chroma: torch.Tensor) -> bool:
-    """Whether the kernel supports luma (H, W) and chroma (H/2, W/2, 2): planes whose rows may be padded."""
-    return luma.stride(1) == 1 and chroma.stride()[1:] == (2, 1)
-
-
-def to_rgb(
-    luma: torch.Tensor, chroma: torch.Tensor, black: int, gain: int, factors: tuple[int, int, int, int]
-) -> torch.Tensor:
-    """(H, W, 3) uint8, from products with 13-bit factors, cut off: of red, blue, and both in green."""
-    height, width = luma.shape
-    made = torch.empty((height, width, 3), dtype=torch.uint8, device=luma.device)
+def to_rgb(surface: torch.Tensor, black: int, gain: int, factors: tuple[int, int, int, int]) -> torch.Tensor:
+    """(H, W, 3) uint8 of a surface (3/2 H, W) whose rows may be padded, from products with 13-bit factors, cut off: of
+    red, blue, and both in green."""
+    height, width = surface.shape[0] * 2 // 3, surface.shape[1]
+    made = torch.empty((height, width, 3), dtype=torch.uint8, device=surface.device)
     grid = (triton.cdiv(width, BLOCK), height)
-    with torch.cuda.device_of(luma):
-        _convert[grid](luma, chroma, made, luma.stride(0), chroma.stride(0), width, black, gain, *factors, BLOCK)
+    with torch.cuda.device_of(surface):
+        _convert[grid](surface, made, surface.stride(0), height, width, black, gain, *factors, BLOCK)
     return made
 
 
 @triton.jit
-def _convert(luma, chroma, made, luma_step, chroma_step, width, black, gain, red, blue, from_blue, from_red,
+def _convert(surface, made, step, height, width, black, gain, red, blue, from_blue, from_red,
              block: tl.constexpr):  # fmt: skip
     """A program converts a part of one row."""
     row = tl.program_id(1)
     places = tl.program_id(0) * block + tl.arange(0, block)
     inside = places < width
-    level = _times(tl.load(luma + row * luma_step + places, mask=inside).to(tl.int32) - black, gain)
+    level = _times(tl.load(surface + row * step + places, mask=inside).to(tl.int32) - black, gain)
     # Each pair of chroma values serves two rows and two columns.
-    pair = chroma + row // 2 * chroma_step + places // 2 * 2
+    pair = surface + (height + row // 2) * step + places // 2 * 2
     u = tl.load(pair, mask=inside).to(tl.int32) - 128
     v = tl.load(pair + 1, mask=inside).to(tl.int32) - 128
     pixel = made + (row * width + places) * 3

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from threading import BoundedSemaphore, Lock
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from allocembed.video.decoders.colours import Colours, Turn
 from allocembed.video.decoders.groups import Group, GroupReader, Order, plan
 from allocembed.video.decoders.pyav import BT601, FULL_RANGE, MATRICES, PyAVDecoder, display_turn, shown_width
 from allocembed.video.decoders.sessions import Session, Slot, Surface
+from allocembed.video.decoders.turns import Turns
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -58,9 +60,9 @@ class Look:
 
 
 class Nvdec:
-    """The decoders of one card, for all threads. `shared` means that PyAV decodes the files for which none is free."""
+    """The decoders of one card, for all threads. `shared` means that PyAV decodes files with which it is done first."""
 
-    places = 12
+    places = 10
     """Files to decode at the same time; more do not make an H200 faster."""
 
     def __init__(self, device: torch.device, *, shared: bool = True, library: Any = None) -> None:
@@ -69,32 +71,32 @@ class Nvdec:
         """Files that PyAV had to decode, by reason."""
         self.files = 0
         """Files that the card decoded."""
-        self._free = BoundedSemaphore(self.places) if shared else None
+        self.turns = Turns(self.places) if shared else None
         self._idle: list[Slot] = []
         self._able: dict[tuple[str, int], dict[str, int]] = {}
         self._lock = Lock()
 
-    def open(self, demuxer: Demuxer) -> Decoder | None:
-        """A decoder for a file; None if all are busy."""
-        if self._free is not None and not self._free.acquire(blocking=False):
-            return None
-        slot = None
+    def open(self, demuxer: Demuxer) -> Decoder:
+        """A decoder for a file."""
+        if self.turns is not None and not self.turns.take_place():
+            return OnCores(self.turns, demuxer)
+        slot, began = None, time.monotonic()
         try:
             with self._lock:
                 slot = self._idle.pop() if self._idle else None
             slot = slot or Slot(self.device)
             return NvdecDecoder(self, slot, demuxer)
         except BaseException:
-            self.release(slot)
+            self.release(slot, began)
             raise
 
-    def release(self, slot: Slot | None) -> None:
-        """A file is closed."""
+    def release(self, slot: Slot | None, began: float) -> None:
+        """A file is closed that was opened at a time of the monotonic clock."""
         if slot is not None:
             with self._lock:
                 self._idle.append(slot)
-        if self._free is not None:
-            self._free.release()
+        if self.turns is not None:
+            self.turns.card_done(time.monotonic() - began)
 
     def session(self, slot: Slot, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
         """A session for a stream of (height, width), and its name."""
@@ -146,6 +148,17 @@ class Nvdec:
             return self._able[codec, bits]
 
 
+class OnCores(PyAVDecoder):
+    """Decodes one file with PyAV, and says how long that took."""
+
+    def __init__(self, turns: Turns, demuxer: Demuxer) -> None:
+        super().__init__(demuxer)
+        self.turns, self.began = turns, time.monotonic()
+
+    def close(self) -> None:
+        self.turns.cores_done(time.monotonic() - self.began)
+
+
 class NvdecDecoder(PyAVDecoder):
     """Decodes one file on the card, and with PyAV what the card cannot."""
 
@@ -160,6 +173,7 @@ class NvdecDecoder(PyAVDecoder):
         self._stream: Stream | None = None
         self._reader: GroupReader | None = None
         self._closed = self._counted = self._took_over = False
+        self._began = time.monotonic()
 
     def close(self) -> None:
         if not self._closed:
@@ -168,7 +182,7 @@ class NvdecDecoder(PyAVDecoder):
                 self._reader.close()
             with SETTING_UP:
                 self._session = None
-            self.card.release(self.slot)
+            self.card.release(self.slot, self._began)
 
     def lane(self) -> AbstractContextManager[Any]:
         return self.slot.lane()
@@ -290,10 +304,9 @@ class NvdecDecoder(PyAVDecoder):
             surface = torch.from_dlpack(frame.frame)
             if surface.shape != (height * 3 // 2, width):
                 raise CannotDecodeHere("frames of different sizes")
-            # The library states a wrong step between 16-bit words.
-            surface = surface.as_strided(surface.shape, (surface.stride(0), 1))
-            chroma = surface[height:].unflatten(1, (-1, 2))
-            image = self._look.colours.to_rgb(surface[:height], chroma, self._look.width)
+            if self._look.colours.bits > 8:  # the library states a wrong step between 16-bit words
+                surface = surface.as_strided(surface.shape, (surface.stride(0), 1))
+            image = self._look.colours.to_rgb(surface, self._look.width)
             return self._look.turn.apply(image).contiguous()
 
     def restart(self) -> None:

@@ -1,0 +1,64 @@
+"""Who decodes the next file, where a card's decoders and the cores may both do it: who will be done with it first."""
+
+from threading import BoundedSemaphore, Lock
+
+RECENT = 0.3  # share of the newest file in what a file is expected to take
+FORGET = 0.97  # what the cores took counts less with each file that waits, so that they are tried again
+UNKNOWN = 2.0  # seconds to wait for a place while nothing is known
+
+
+class Turns:
+    """Places on a card, for all threads. It learns how long the card and the cores take for a file."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.card: float | None = None
+        """Seconds for a file on the card, while others are decoded there too."""
+        self.cores: float | None = None
+        """Seconds for a file on the cores; None until one was decoded there."""
+        self._free = BoundedSemaphore(places)
+        self._lock = Lock()
+        self._waiting = 0
+        self._tried = False
+
+    def take_place(self) -> bool:
+        """Take a place on the card; False if the cores will be done earlier than a place is free and used."""
+        if self._free.acquire(blocking=False):
+            return True
+        patience = self._patience()
+        if patience <= 0:
+            return False
+        try:
+            return self._free.acquire(timeout=patience)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def card_done(self, seconds: float) -> None:
+        """Give a place back."""
+        with self._lock:
+            self.card = _recent(self.card, seconds)
+        self._free.release()
+
+    def cores_done(self, seconds: float) -> None:
+        """The cores have decoded a file."""
+        with self._lock:
+            self.cores = _recent(self.cores, seconds)
+
+    def _patience(self) -> float:
+        """Seconds that it is worth to wait, which are then counted; 0 or less if a place is not free in time."""
+        with self._lock:
+            if self.cores is None:
+                first, self._tried = not self._tried, True  # one file is enough to know
+                patience = 0.0 if first else UNKNOWN
+            else:
+                self.cores *= FORGET
+                card = self.card or 0.0
+                patience = self.cores - card
+                patience = patience if patience > card * (self._waiting + 1) / self.places else 0.0
+            self._waiting += patience > 0
+            return patience
+
+
+def _recent(before: float | None, seconds: float) -> float:
+    return seconds if before is None else before + RECENT * (seconds - before)
