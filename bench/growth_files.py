@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +43,24 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     made = make_embedder(options)
     with nullcontext(options.files) if options.files else tempfile.TemporaryDirectory() as folder:
         write_all(Path(folder), kinds, GROWTH)
-        for kind in kinds:
+        for decoder, kind in product(options.decoder, kinds):
+            if time.monotonic() > deadline:
+                return results
             files = kind.files(Path(folder), how_many(kind, options.videos), GROWTH)
-            for decoder in options.decoder:
-                if time.monotonic() > deadline:
-                    return results
-                quick, real = (
-                    TimedEmbedder(made.backbone, made.allocator, replace(made.config, seek=seek, decoder=decoder))
-                    for seek in ("keyframe", options.seek)
-                )
-                # Decoders of the card are set up for a kind of file when the first one comes.
-                streamed(quick, files[: 2 * options.batch], options)
-                before = real.card.files if real.card else 0
-                _, times = timed_run(real, lambda real=real, files=files: streamed(real, files, options))
-                by_card = real.card.files - before if real.card else 0
-                point = {"minutes": kind.seconds / 60, "size": name_of(kind), "decoder": decoder, "videos": len(files)}
-                results["points"].append(point | {"seek": options.seek, "files_by_the_card": by_card} | times)
-                print(results["points"][-1], flush=True)
-                if options.out:
-                    options.out.write_text(json.dumps(results, indent=1))
+            quick, real = (
+                TimedEmbedder(made.backbone, made.allocator, replace(made.config, seek=seek, decoder=decoder))
+                for seek in ("keyframe", options.seek)
+            )
+            # Decoders of the card are set up for a kind of file when the first one comes.
+            streamed(quick, files[: 2 * options.batch], options)
+            before = real.card.files if real.card else 0
+            _, times = timed_run(real, lambda real=real, files=files: streamed(real, files, options))
+            by_card = real.card.files - before if real.card else 0
+            point = {"minutes": kind.seconds / 60, "size": name_of(kind), "decoder": decoder, "videos": len(files)}
+            results["points"].append(point | {"seek": options.seek, "files_by_the_card": by_card} | times)
+            print(results["points"][-1], flush=True)
+            if options.out:
+                options.out.write_text(json.dumps(results, indent=1))
     return results
 
 

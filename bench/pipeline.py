@@ -38,7 +38,7 @@ from shapes import SHAPES, make_allocator, make_backbone
 
 from allocembed import world
 from allocembed.allocators.base import Allocator
-from allocembed.backbones.base import Backbone, Item, Prompt
+from allocembed.backbones.base import Backbone, Item, Prompt, UnderWay
 from allocembed.budget import Allocation
 from allocembed.config import DecoderName, Seek
 from allocembed.embedder import AllocEmbed, Failure, Source
@@ -86,19 +86,17 @@ class TimedEmbedder(AllocEmbed):
 
 def time_backbone(backbone: Backbone) -> None:
     """Measure every call of the backbone, by the loop and by `stream`: to begin, and to wait for the vectors."""
-    begin, part = backbone.begin, TimedEmbedder.parts
+    begin, wait = backbone.begin, UnderWay.vectors
 
-    def timed(items: Sequence[Item], **options: Any) -> Callable[[], torch.Tensor]:
-        with part("backbone"):
-            wait = begin(items, **options)
+    def timed_begin(items: Sequence[Item], **options: Any) -> UnderWay:
+        with TimedEmbedder.parts("backbone"):
+            return begin(items, **options)
 
-        def timed_wait() -> torch.Tensor:
-            with part("backbone"):
-                return wait()
+    def timed_wait(begun: UnderWay) -> torch.Tensor:
+        with TimedEmbedder.parts("backbone"):
+            return wait(begun)
 
-        return timed_wait
-
-    backbone.begin = timed
+    backbone.begin, UnderWay.vectors = timed_begin, timed_wait
 
 
 @contextmanager
@@ -277,6 +275,7 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
     streamed(embedder, files[: (2 if embedder.card else 1) * options.batch], options)
     before = (embedder.card.files, sum(embedder.card.declined.values())) if embedder.card else (0, 0)
     rounds = [timed_run(embedder, lambda: streamed(embedder, files, options))[1] for _ in range(options.rounds)]
+    traced = options.trace and embedder.config.decoder == options.decoder[0]
     found = {
         "seek": embedder.config.seek,
         "decoder": embedder.config.decoder,
@@ -285,7 +284,7 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
         "videos_per_second": max(times["videos_per_second"] for times in rounds),
         "files_by_the_card": (embedder.card.files - before[0]) / options.rounds if embedder.card else 0,
         "declined": dict(embedder.card.declined) if embedder.card else {},
-        "gpu_busy": gpu_busy(lambda: streamed(embedder, files[: options.trace], options)) if options.trace else None,
+        "gpu_busy": gpu_busy(lambda: streamed(embedder, files[: options.trace], options)) if traced else None,
         "gpu_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
     }
     print({name: value for name, value in found.items() if name != "rounds"}, rounds[-1], flush=True)
@@ -329,7 +328,12 @@ def main() -> None:
     parser.add_argument("--seek", nargs="+", default=["exact"], choices=["exact", "keyframe"])
     parser.add_argument("--decoder", nargs="+", default=["auto"], choices=["auto", "pyav", "nvdec"])
     parser.add_argument("--stream-only", action="store_true", help="do not run the loop")
-    parser.add_argument("--trace", type=int, default=32, help="videos to see how busy the GPU is, with --stream-only")
+    parser.add_argument(
+        "--trace",
+        type=int,
+        default=32,
+        help="videos to see how busy the GPU is, with the first decoder and --stream-only",
+    )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--workers", type=int, help="threads of stream (default one per core)")
     parser.add_argument("--rounds", type=int, default=3)

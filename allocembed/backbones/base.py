@@ -8,7 +8,7 @@ Everything else in the package uses this interface only.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -258,16 +258,11 @@ class Backbone(ABC):
 
     def embed(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> torch.Tensor:
         """Unit vectors (N, dim), fp32 on the CPU, in the order of the items."""
-        return self.begin(items, batching=batching, batch_tokens=batch_tokens)()
+        return self.begin(items, batching=batching, batch_tokens=batch_tokens).vectors()
 
     @torch.inference_mode()
-    def begin(
-        self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384
-    ) -> Callable[[], torch.Tensor]:
-        """Begin to embed items, and return a function that waits for the result of `embed`.
-
-        A GPU goes on meanwhile, so that what comes next can be prepared. On a CPU all is done at once.
-        """
+    def begin(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> "UnderWay":
+        """Begin to embed items. A GPU goes on by itself, so that what comes next can be prepared meanwhile."""
         if batching not in ("pad", "pack"):
             raise ValueError(f"batching must be pad or pack, not {batching!r}")
         rows = self.rows(self.tokenise([item.prompt for item in items]), [item.grids for item in items])
@@ -276,17 +271,35 @@ class Backbone(ABC):
         for batch in batches:
             vectors = self.forward([items[i] for i in batch], [rows[i] for i in batch], batching)
             made.append(vectors.to("cpu", non_blocking=True))
-        done = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+        done = None
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record(torch.cuda.current_stream(self.device))
+        return UnderWay(items, batches, made, self.dim, done)
 
-        def wait() -> torch.Tensor:
-            if done is not None:
-                done.synchronize()
-            found = torch.empty((len(items), self.dim))  # the items must be kept until here: a GPU reads them
-            for batch, vectors in zip(batches, made, strict=True):
-                found[batch] = vectors
-            return found
 
-        return wait
+@dataclass(frozen=True, eq=False)
+class UnderWay:
+    """Items whose vectors a GPU may still be working on. It reads the items, so they are kept here until then."""
+
+    items: Sequence[Item]
+    batches: list[list[int]]
+    made: list[torch.Tensor]
+    dim: int
+    done: torch.cuda.Event | None
+
+    def ready(self) -> bool:
+        """Whether `vectors` need not wait."""
+        return self.done is None or self.done.query()
+
+    def vectors(self) -> torch.Tensor:
+        """Wait for unit vectors (N, dim), fp32 on the CPU, in the order of the items."""
+        if self.done is not None:
+            self.done.synchronize()
+        found = torch.empty((len(self.items), self.dim))
+        for batch, vectors in zip(self.batches, self.made, strict=True):
+            found[batch] = vectors
+        return found
 
 
 def group_rows(lengths: Sequence[int], batch_tokens: int, *, padded: bool) -> list[list[int]]:

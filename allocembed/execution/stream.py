@@ -5,13 +5,14 @@ On a CPU each item is embedded alone, so that its vector does not depend, bit fo
 small backbone embeds in the worker threads, one video per core.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from allocembed.backbones.base import Backbone, Item
+from allocembed.backbones.base import Backbone, Item, UnderWay
 from allocembed.errors import AllocEmbedError
 from allocembed.execution.device import DeviceLane
 from allocembed.execution.threads import Event, RunAhead, core_count
@@ -19,6 +20,8 @@ from allocembed.execution.threads import Event, RunAhead, core_count
 Job = TypeVar("Job")
 Tag = TypeVar("Tag")
 BATCH = 8
+QUEUED = 2  # batches under way on a GPU: one that it works on, and the next
+LOOK = 0.005  # seconds between looks at whether a batch is ready, while no part is
 HELD = 1024  # complete jobs that may wait for an earlier one
 CORES_BESIDE = 4  # for each video that the cores decode while a GPU's decoders work on others
 SMALL = 100_000_000  # parameters: on a CPU, the matrices of a smaller backbone are too small for several threads
@@ -105,12 +108,13 @@ def embed_jobs(
         for event in ahead:
             if event is None:
                 collector.catch_up()
+                ahead.patience = LOOK if collector.under_way else None
             else:
                 collector.add(event)
             ahead.release(collector.complete())
             yield from collector.outcomes_due()
             ahead.release(collector.complete())
-        collector.catch_up()
+        collector.finish()
         collector.complete()
         yield from collector.outcomes_due()
 
@@ -122,13 +126,13 @@ def embeds_side_by_side(backbone: Backbone) -> bool:
 
 
 class _Collector(Generic[Job, Tag]):
-    """Gathers parts into batches and outcomes. One batch at a time is under way on a GPU while the next one gathers."""
+    """Gathers parts into batches and outcomes. While a GPU works on a batch, the next one is in its queue already."""
 
     def __init__(self, backbone: Backbone, batch: int, ordered: bool) -> None:
         self.backbone, self.batch, self.ordered = backbone, batch, ordered
         self.outcomes: dict[int, Outcome[Job, Tag]] = {}
         self.waiting: list[tuple[int, Prepared[Tag]]] = []
-        self.under_way: tuple[list[tuple[int, Prepared[Tag]]], Callable[[], np.ndarray]] | None = None
+        self.under_way: deque[tuple[list[tuple[int, Prepared[Tag]]], UnderWay]] = deque()
         self.ended: set[int] = set()
         self.whole: set[int] = set()
         self.owed = self.following = 0
@@ -146,13 +150,23 @@ class _Collector(Generic[Job, Tag]):
         else:
             outcome.pieces.append(part)
         if len(self.waiting) >= self.batch:
-            self._embed_waiting()
+            if len(self.under_way) == QUEUED:
+                self._settle()
+            self._begin()
 
     def catch_up(self) -> None:
-        """Embed all that waits: there is nothing else to do."""
+        """Take the vectors that are ready, and do not let a GPU wait for a whole batch."""
+        while self.under_way and self.under_way[0][1].ready():
+            self._settle()
+        if self.waiting and len(self.under_way) < QUEUED:
+            self._begin()
+
+    def finish(self) -> None:
+        """Embed what is left."""
         if self.waiting:
-            self._embed_waiting()
-        self._settle()
+            self._begin()
+        while self.under_way:
+            self._settle()
 
     def complete(self) -> int:
         """Note the jobs that have ended and whose parts are all embedded; return how many others may begin instead.
@@ -160,7 +174,7 @@ class _Collector(Generic[Job, Tag]):
         A job that takes long does not hold up those after it, whose vectors need little memory.
         """
         unfinished = {number for number, _ in self.waiting}
-        unfinished |= {number for number, _ in self.under_way[0]} if self.under_way else set()
+        unfinished |= {number for some, _ in self.under_way for number, _ in some}
         more = self.ended - unfinished
         self.ended -= more
         self.whole |= more
@@ -181,34 +195,27 @@ class _Collector(Generic[Job, Tag]):
                 outcome.pieces = []
             yield outcome
 
-    def _embed_waiting(self) -> None:
+    def _begin(self) -> None:
         some, self.waiting = self.waiting, []
-        wait = begin_items(self.backbone, [prepared.item for _, prepared in some])
-        self._settle()
-        self.under_way = some, wait
-        if not self.backbone.packs:
-            self._settle()
+        if self.backbone.packs:
+            self.under_way.append((some, self.backbone.begin([each.item for _, each in some], batching="pack")))
+        else:
+            self._note(some, embed_items(self.backbone, [each.item for _, each in some]))
 
     def _settle(self) -> None:
-        """Wait for the batch that is under way."""
-        if self.under_way is None:
-            return
-        (some, wait), self.under_way = self.under_way, None
-        for (number, prepared), vector in zip(some, wait(), strict=True):
+        """Wait for the batch that has been under way for longest."""
+        some, begun = self.under_way.popleft()
+        self._note(some, begun.vectors().numpy())
+
+    def _note(self, some: list[tuple[int, Prepared[Tag]]], vectors: np.ndarray) -> None:
+        for (number, prepared), vector in zip(some, vectors, strict=True):
             self.outcomes[number].pieces.append((prepared.tag, vector))
 
 
-def begin_items(backbone: Backbone, items: Sequence[Item]) -> Callable[[], np.ndarray]:
-    """Begin to embed: packed on a GPU, each item alone on a CPU. What is returned waits for vectors (N, dim)."""
-    if not items:
-        return lambda: np.empty((0, backbone.dim), np.float32)
-    if backbone.packs:
-        wait = backbone.begin(items, batching="pack")
-        return lambda: wait().numpy()
-    vectors = np.concatenate([backbone.embed([item]).numpy() for item in items])
-    return lambda: vectors
-
-
 def embed_items(backbone: Backbone, items: Sequence[Item]) -> np.ndarray:
-    """Vectors (N, dim), as `begin_items` gives them."""
-    return begin_items(backbone, items)()
+    """Vectors (N, dim): packed on a GPU, each item alone on a CPU."""
+    if not items:
+        return np.empty((0, backbone.dim), np.float32)
+    if backbone.packs:
+        return backbone.embed(items, batching="pack").numpy()
+    return np.concatenate([backbone.embed([item]).numpy() for item in items])

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from typing import Generic, Self, TypeVar
 
 Job = TypeVar("Job")
@@ -41,7 +41,8 @@ class Event(Generic[Job, Part]):
 class RunAhead(Generic[Job, Part]):
     """Apply `work` to each job in threads and iterate over the parts it yields, in the order they arrive.
 
-    A None among them means that no other part is ready: the next one will be waited for.
+    A None among them means that no other part is ready. The next one is then waited for; for at most `patience`
+    seconds, if the consumer has set that, and then comes another None.
     At most `jobs_ahead` jobs are started and not yet released by the consumer with `release()`; at most `parts_ahead`
     parts wait, plus one in each thread. So memory depends neither on the number of jobs nor on their size. An exception
     in `work` is raised in the consumer. Leaving the `with` block stops the threads.
@@ -61,6 +62,7 @@ class RunAhead(Generic[Job, Part]):
         self._slots = threading.Semaphore(jobs_ahead)
         self._ready: Queue[Event[Job, Part] | BaseException | None] = Queue(parts_ahead)
         self._take, self._stop = threading.Lock(), threading.Event()
+        self.patience: float | None = None
         self._torch_threads, self._restore = torch_threads, None
         self._threads = [
             threading.Thread(target=self._run, name=f"allocembed-{number}", daemon=True) for number in range(workers)
@@ -90,7 +92,10 @@ class RunAhead(Generic[Job, Part]):
         while running:
             if self._ready.empty():
                 yield None
-            event = self._ready.get()
+            try:
+                event = self._ready.get(timeout=self.patience)
+            except Empty:
+                continue
             if event is None:
                 running -= 1
             elif isinstance(event, BaseException):

@@ -4,6 +4,7 @@ import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,13 +251,14 @@ class Pretender:
 
     def begin(self, items, *, batching):
         self.log.append(("begin", len(items)))
+        ends = time.monotonic() + self.seconds
 
-        def wait():
+        def vectors():
             self.log.append(("wait", len(items)))
-            time.sleep(self.seconds)
+            time.sleep(max(0.0, ends - time.monotonic()))
             return torch.tensor([[float(item)] for item in items])
 
-        return wait
+        return SimpleNamespace(ready=lambda: time.monotonic() >= ends, vectors=vectors)
 
 
 def test_a_slow_video_does_not_hold_up_those_after_it():

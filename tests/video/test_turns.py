@@ -62,3 +62,11 @@ def test_the_cores_are_tried_again_after_a_while():
     for _ in range(30):
         busy.take_place()
     assert busy.cores < before / 2
+
+
+def test_a_thread_with_many_files_open_does_not_wait_for_itself(monkeypatch):
+    monkeypatch.setattr(turns, "UNKNOWN", 0.1)
+    busy = occupied(1, None, None)
+    assert not busy.wait_for_place()
+    busy.card_done(0.2)
+    assert busy.wait_for_place()

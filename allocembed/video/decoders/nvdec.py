@@ -62,8 +62,8 @@ class Look:
 class Nvdec:
     """The decoders of one card, for all threads. `shared` means that PyAV decodes files with which it is done first."""
 
-    places = 10
-    """Files to decode at the same time; more do not make an H200 faster."""
+    places = 8
+    """Files to decode at the same time. An H200 has seven decoders; more files only take longer each."""
 
     def __init__(self, device: torch.device, *, shared: bool = True, library: Any = None) -> None:
         self.device, self.library = device, library or find_library()
@@ -71,32 +71,33 @@ class Nvdec:
         """Files that PyAV had to decode, by reason."""
         self.files = 0
         """Files that the card decoded."""
-        self.turns = Turns(self.places) if shared else None
+        self.shared, self.turns = shared, Turns(self.places)
         self._idle: list[Slot] = []
         self._able: dict[tuple[str, int], dict[str, int]] = {}
         self._lock = Lock()
 
     def open(self, demuxer: Demuxer) -> Decoder:
         """A decoder for a file."""
-        if self.turns is not None and not self.turns.take_place():
+        placed = self.turns.take_place() if self.shared else self.turns.wait_for_place()
+        if self.shared and not placed:
             return OnCores(self.turns, demuxer)
         slot, began = None, time.monotonic()
+
+        def close() -> None:
+            if slot is not None:
+                with self._lock:
+                    self._idle.append(slot)
+            if placed:
+                self.turns.card_done(time.monotonic() - began)
+
         try:
             with self._lock:
                 slot = self._idle.pop() if self._idle else None
             slot = slot or Slot(self.device)
-            return NvdecDecoder(self, slot, demuxer)
+            return NvdecDecoder(self, slot, demuxer, close)
         except BaseException:
-            self.release(slot, began)
+            close()
             raise
-
-    def release(self, slot: Slot | None, began: float) -> None:
-        """A file is closed that was opened at a time of the monotonic clock."""
-        if slot is not None:
-            with self._lock:
-                self._idle.append(slot)
-        if self.turns is not None:
-            self.turns.card_done(time.monotonic() - began)
 
     def session(self, slot: Slot, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
         """A session for a stream of (height, width), and its name."""
@@ -162,7 +163,7 @@ class OnCores(PyAVDecoder):
 class NvdecDecoder(PyAVDecoder):
     """Decodes one file on the card, and with PyAV what the card cannot."""
 
-    def __init__(self, card: Nvdec, slot: Slot, demuxer: Demuxer) -> None:
+    def __init__(self, card: Nvdec, slot: Slot, demuxer: Demuxer, closed: Callable[[], None]) -> None:
         super().__init__(demuxer)
         demuxer.stream.codec_context.thread_count = 1  # FFmpeg decodes a single picture, unless it has to take over
         self.card, self.slot, self.fallback = card, slot, PyAVDecoder(demuxer)
@@ -173,7 +174,7 @@ class NvdecDecoder(PyAVDecoder):
         self._stream: Stream | None = None
         self._reader: GroupReader | None = None
         self._closed = self._counted = self._took_over = False
-        self._began = time.monotonic()
+        self._on_close = closed
 
     def close(self) -> None:
         if not self._closed:
@@ -182,7 +183,7 @@ class NvdecDecoder(PyAVDecoder):
                 self._reader.close()
             with SETTING_UP:
                 self._session = None
-            self.card.release(self.slot, self._began)
+            self._on_close()
 
     def lane(self) -> AbstractContextManager[Any]:
         return self.slot.lane()

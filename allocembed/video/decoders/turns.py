@@ -4,7 +4,7 @@ from threading import BoundedSemaphore, Lock
 
 RECENT = 0.3  # share of the newest file in what a file is expected to take
 FORGET = 0.97  # what the cores took counts less with each file that waits, so that they are tried again
-UNKNOWN = 2.0  # seconds to wait for a place while nothing is known
+UNKNOWN = 5.0  # seconds to wait for a place while nothing is known
 
 
 class Turns:
@@ -20,6 +20,10 @@ class Turns:
         self._lock = Lock()
         self._waiting = 0
         self._tried = False
+
+    def wait_for_place(self) -> bool:
+        """Take a place on the card; False if none becomes free, as where one thread has many files open."""
+        return self._free.acquire(timeout=UNKNOWN)
 
     def take_place(self) -> bool:
         """Take a place on the card; False if the cores will be done earlier than a place is free and used."""
