@@ -1,10 +1,13 @@
 """Compare the pictures of a card's decoders with PyAV's, on many codecs, containers and kinds of pictures.
 
     python bench/nvdec.py [--shape qwen3-vl-2b] [--out FILE.json]
+    python bench/nvdec.py --stand-in --shape nano-qwen3 --only "h264 wide pixels.mp4" "hevc 10 bits.mp4"
 
 Writes small videos, reads the same frames of each with both, and prints by how many grey levels they differ, by how
-much the vectors of a model of random weights do (1 − cos), and which files the card left to PyAV. `--stand-in` tries
-the script on a machine without a card.
+much the vectors of a model do (1 − cos), and which files the card left to PyAV. The model is nano-qwen3, or has random
+weights of a shape. Beside it stands what one grey level in one value of one frame does to the vector, which is about
+the rounding of the model's own format. With `--stand-in` FFmpeg plays the card, on a machine without one: its pictures
+are the same before they are converted to RGB.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -116,6 +120,10 @@ def compare(path: Path, card: Nvdec, embedder: AllocEmbed | None) -> dict[str, A
             if embedder is not None:
                 vectors = [embedder.encode_video(clip).vector.astype(float) for clip in (expected, found)]
                 result[seek]["apart"] = float(1 - vectors[0] @ vectors[1])
+                touched = expected.frames.copy()
+                touched[0, 0, 0, 0] ^= 1
+                other = embedder.encode_video(replace(expected, frames=touched)).vector.astype(float)
+                result[seek]["one value"] = float(1 - vectors[0] @ other)
         else:
             result[seek] = {"other frames": found.indices.tolist(), "than": expected.indices.tolist()}
     reasons = [reason for reason, count in card.declined.items() if count > declined.get(reason, 0)]
@@ -124,7 +132,9 @@ def compare(path: Path, card: Nvdec, embedder: AllocEmbed | None) -> dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", help="also compare vectors of a model of this shape")
+    parser.add_argument("--shape", help="also compare vectors of a model of this shape, or of nano-qwen3")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of a model of a shape")
+    parser.add_argument("--only", nargs="+", choices=list(FILES), default=list(FILES), help="these files")
     parser.add_argument("--stand-in", action="store_true", help="FFmpeg plays the card")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -137,12 +147,14 @@ def main() -> None:
     embedder = None
     if options.shape:
         device = "cpu" if library else "cuda"
-        dtype = torch.float32 if library else torch.bfloat16
-        embedder = AllocEmbed(make_backbone(options.shape, device, dtype, tiny=library is not None), "uniform")
+        if options.shape == "nano-qwen3":
+            embedder = AllocEmbed.from_pretrained(options.shape, "uniform", device=device)
+        else:
+            embedder = AllocEmbed(make_backbone(options.shape, device, getattr(torch, options.dtype)), "uniform")
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, how in FILES.items():
-            path = Path(folder) / name
+        for name in options.only:
+            how, path = FILES[name], Path(folder) / name
             try:
                 write(path, **how)
                 results.append(compare(path, card, embedder))
@@ -152,12 +164,19 @@ def main() -> None:
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))
     table = Table(title=card.summary())
-    for heading in ("file", "exact: mean, largest", "keyframe: mean, largest", "1 − cos", "by PyAV because"):
+    for heading in (
+        "file",
+        "exact: mean, largest",
+        "keyframe: mean, largest",
+        "1 − cos",
+        "by one value",
+        "by PyAV because",
+    ):
         table.add_column(heading)
     for one in results:
         cells = [_levels(one.get(seek, {})) for seek in ("exact", "keyframe")]
-        apart = one.get("exact", {}).get("apart")
-        cells.append("" if apart is None else f"{apart:.1e}")
+        gaps = [one.get("exact", {}).get(name) for name in ("apart", "one value")]
+        cells += ["" if gap is None else f"{gap:.1e}" for gap in gaps]
         table.add_row(one["file"], *cells, one.get("by PyAV because", "failed"))
     Console(width=140).print(table)
 

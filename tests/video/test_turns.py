@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from allocembed.video.decoders import turns
@@ -57,11 +58,11 @@ def test_many_who_wait_make_the_cores_worth_while():
 
 
 def test_the_cores_are_tried_again_after_a_while():
-    busy = occupied(1, 0.001, 0.002)
-    before = busy.cores
-    for _ in range(30):
-        busy.take_place()
-    assert busy.cores < before / 2
+    busy = occupied(4, 0.001, 0.003)
+    began = time.monotonic()
+    patient = [busy.take_place() or time.monotonic() - began for _ in range(300)]
+    waits = np.diff(patient, prepend=0) > 0.0005
+    assert waits[:50].all() and not waits[250:].any()
 
 
 def test_a_thread_with_many_files_open_does_not_wait_for_itself(monkeypatch):

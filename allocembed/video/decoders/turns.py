@@ -3,7 +3,7 @@
 from threading import BoundedSemaphore, Lock
 
 RECENT = 0.3  # share of the newest file in what a file is expected to take
-FORGET = 0.97  # what the cores took counts less with each file that waits, so that they are tried again
+FORGET = 0.995  # what the cores took counts less with each file that waits, so that they are tried again
 UNKNOWN = 5.0  # seconds to wait for a place while nothing is known
 
 
