@@ -2,7 +2,7 @@
 # Measure decoding on a card: sh bench/card.sh OUT [tests] [nvdec] [rates] [table] [growth]
 #
 # Each part has a time limit and writes JSON to the folder OUT, and all write to OUT/card.log. They share the video files,
-# which are written in the background first. DECODERS limits the decoders of the first table.
+# which are written in the background first. DECODERS names the decoders of the tables.
 set -u
 out=$1
 shift
@@ -27,29 +27,29 @@ run() { # NAME SECONDS COMMAND...
 wanted() { case " $parts " in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
 
 writer=
-if wanted table || wanted growth; then
+if wanted table || wanted rates || wanted growth; then
     growth=
     gops=
     wanted growth && growth=--growth
-    wanted table && gops="50 250"
+    { wanted table || wanted rates; } && gops="50 250"
     # shellcheck disable=SC2086
     $python bench/files.py "$files" --gop $gops $growth >"$files/log" 2>&1 &
     writer=$!
 fi
 wanted tests && run tests 90 $python -m pytest -n 0 -q -p no:cacheprovider tests/video/test_nvdec_card.py
-wanted rates && run rates 130 $python bench/nvdec_rates.py --out "$out/nvdec_rates.json"
 wanted nvdec && run nvdec 120 $python bench/nvdec.py --shape qwen3-vl-2b --out "$out/nvdec.json"
 if [ -n "$writer" ]; then
     wait "$writer"
     tee -a "$log" <"$files/log"
 fi
+wanted rates && run rates 110 $python bench/nvdec_rates.py --files "$files" --seconds 90 --out "$out/nvdec_rates.json"
 pipeline="$python bench/pipeline.py --stream-only --compile --rounds 1 --videos 48 --files $files"
 if wanted table; then
-    run table2 330 $pipeline --shape qwen2-vl-2b --seek exact keyframe --decoder ${DECODERS:-auto nvdec pyav} --gop 50 250 \
-        --trace 24 --minutes 5 --out "$out/table_qwen2-vl-2b.json"
-    run table3 130 $pipeline --shape qwen3-vl-2b --seek exact --decoder auto nvdec --gop 50 250 \
-        --trace 24 --minutes 2 --out "$out/table_qwen3-vl-2b.json"
+    run table2 200 $pipeline --shape qwen2-vl-2b --seek exact keyframe --decoder ${DECODERS:-auto nvdec} --gop 50 250 \
+        --trace 48 --minutes 3 --out "$out/pipeline_nvdec_qwen2-vl-2b.json"
+    run table3 110 $pipeline --shape qwen3-vl-2b --seek exact --decoder ${DECODERS:-auto nvdec} --gop 50 250 \
+        --trace 48 --minutes 1.6 --out "$out/pipeline_nvdec_qwen3-vl-2b.json"
 fi
-wanted growth && run growth 200 $python bench/growth_files.py --compile --files "$files" --minutes 2.5 \
-    --out "$out/growth_files.json"
+wanted growth && run growth 170 $python bench/growth_files.py --shape qwen3-vl-2b --compile --files "$files" \
+    --minutes 2.5 --out "$out/growth_files.json"
 exit 0

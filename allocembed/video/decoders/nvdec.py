@@ -78,7 +78,8 @@ class Nvdec:
 
     def open(self, demuxer: Demuxer) -> Decoder:
         """A decoder for a file."""
-        placed = self.turns.take_place() if self.shared else self.turns.wait_for_place()
+        work = pixels(demuxer)
+        placed = self.turns.take_place(work) if self.shared else self.turns.wait_for_place()
         if self.shared and not placed:
             return OnCores(self.turns, demuxer)
         slot, began = None, time.monotonic()
@@ -88,7 +89,7 @@ class Nvdec:
                 with self._lock:
                     self._idle.append(slot)
             if placed:
-                self.turns.card_done(time.monotonic() - began)
+                self.turns.card_done(time.monotonic() - began, work)
 
         try:
             with self._lock:
@@ -157,7 +158,7 @@ class OnCores(PyAVDecoder):
         self.turns, self.began = turns, time.monotonic()
 
     def close(self) -> None:
-        self.turns.cores_done(time.monotonic() - self.began)
+        self.turns.cores_done(time.monotonic() - self.began, pixels(self.demuxer))
 
 
 class NvdecDecoder(PyAVDecoder):
@@ -359,6 +360,11 @@ class NvdecDecoder(PyAVDecoder):
         if not self._counted:
             self._counted = True
             self.card.count(reason)
+
+
+def pixels(demuxer: Demuxer) -> int:
+    """Of a picture, as the file says."""
+    return max(1, demuxer.stream.width * demuxer.stream.height)
 
 
 @cache

@@ -8,14 +8,17 @@ UNKNOWN = 5.0  # seconds to wait for a place while nothing is known
 
 
 class Turns:
-    """Places on a card, for all threads. It learns how long the card and the cores take for a file."""
+    """Places on a card, for all threads. It learns how long the card and the cores take for a file.
+
+    Times are compared for pictures of one size: `work` is the number of pixels in a file's pictures.
+    """
 
     def __init__(self, places: int) -> None:
         self.places = places
         self.card: float | None = None
-        """Seconds for a file on the card, while others are decoded there too."""
+        """Seconds a pixel on the card, while others are decoded there too."""
         self.cores: float | None = None
-        """Seconds for a file on the cores; None until one was decoded there."""
+        """Seconds a pixel on the cores; None until a file was decoded there."""
         self._free = BoundedSemaphore(places)
         self._lock = Lock()
         self._waiting = 0
@@ -25,11 +28,11 @@ class Turns:
         """Take a place on the card; False if none becomes free, as where one thread has many files open."""
         return self._free.acquire(timeout=UNKNOWN)
 
-    def take_place(self) -> bool:
+    def take_place(self, work: int) -> bool:
         """Take a place on the card; False if the cores will be done earlier than a place is free and used."""
         if self._free.acquire(blocking=False):
             return True
-        patience = self._patience()
+        patience = self._patience(work)
         if patience <= 0:
             return False
         try:
@@ -38,31 +41,31 @@ class Turns:
             with self._lock:
                 self._waiting -= 1
 
-    def card_done(self, seconds: float) -> None:
+    def card_done(self, seconds: float, work: int) -> None:
         """Give a place back."""
         with self._lock:
-            self.card = _recent(self.card, seconds)
+            self.card = _recent(self.card, seconds / work)
         self._free.release()
 
-    def cores_done(self, seconds: float) -> None:
+    def cores_done(self, seconds: float, work: int) -> None:
         """The cores have decoded a file."""
         with self._lock:
-            self.cores = _recent(self.cores, seconds)
+            self.cores = _recent(self.cores, seconds / work)
 
-    def _patience(self) -> float:
-        """Seconds that it is worth to wait, which are then counted; 0 or less if a place is not free in time."""
+    def _patience(self, work: int) -> float:
+        """Seconds that it is worth to wait, which are then counted; 0 if a place is not free in time."""
         with self._lock:
             if self.cores is None:
                 first, self._tried = not self._tried, True  # one file is enough to know
                 patience = 0.0 if first else UNKNOWN
             else:
                 self.cores *= FORGET
-                card = self.card or 0.0
-                patience = self.cores - card
+                card = (self.card or 0.0) * work
+                patience = self.cores * work - card
                 patience = patience if patience > card * (self._waiting + 1) / self.places else 0.0
             self._waiting += patience > 0
             return patience
 
 
-def _recent(before: float | None, seconds: float) -> float:
-    return seconds if before is None else before + RECENT * (seconds - before)
+def _recent(before: float | None, value: float) -> float:
+    return value if before is None else before + RECENT * (value - before)
