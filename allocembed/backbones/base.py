@@ -267,12 +267,11 @@ class Backbone(ABC):
             raise ValueError(f"batching must be pad or pack, not {batching!r}")
         rows = self.rows(self.tokenise([item.prompt for item in items]), [item.grids for item in items])
         batches = group_rows([len(row) for row in rows], batch_tokens, padded=batching == "pad")
-        made = []
+        made, done, on_gpu = [], None, self.device.type == "cuda"
         for batch in batches:
             vectors = self.forward([items[i] for i in batch], [rows[i] for i in batch], batching)
-            made.append(vectors.to("cpu", non_blocking=True))
-        done = None
-        if self.device.type == "cuda":
+            made.append(vectors.to("cpu", non_blocking=on_gpu))
+        if on_gpu:
             done = torch.cuda.Event()
             done.record(torch.cuda.current_stream(self.device))
         return UnderWay(items, batches, made, self.dim, done)
