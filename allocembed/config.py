@@ -61,13 +61,13 @@ class EmbedConfig:
     """auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
     dtype: DType = field(default="auto", metadata=RUN_ONLY)
     """auto is bfloat16 on CUDA, and for large models on CPUs that compute in it, else float32. int8 is for CPUs:
-    linear layers multiply in eight bits, which is faster. float8 is the same for NVIDIA cards of Ada and Hopper, and
-    meant for large models."""
+    linear layers multiply in eight bits, which is faster. float8 is the same for NVIDIA cards from Ada on (compute
+    capability 8.9), and meant for large models."""
     compile: bool = field(default=False, metadata=RUN_ONLY)
     """Compile the model's layers first: takes half a minute, saves about a quarter of the time per video on a GPU."""
     decoder: DecoderName = field(default="auto", metadata=RUN_ONLY)
-    """pyav decodes on the CPU, nvdec on the GPU that holds the model, auto on both if the extra [gpu] is installed.
-    Frames of 8 bits with square pixels are the same."""
+    """pyav decodes on the CPU, nvdec on the GPU that holds the model. auto uses both if the model is on an NVIDIA card
+    and the extra [gpu] works there, else pyav. Exact frames of 8 bits with square pixels are the same."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__

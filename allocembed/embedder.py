@@ -292,9 +292,10 @@ class AllocEmbed:
     ) -> Iterator[VideoEmbedding | Failure]:
         """Embed videos in order. A bad file yields a Failure and does not affect the others.
 
-        `workers` threads, by default one per core, or as many as a GPU's decoders need, prepare videos while the
-        backbone works. They are ahead of it by at most one video per thread and 2 × `batch` more. A GPU embeds `batch`
-        videos at a time. On a CPU every video is embedded alone, so that its vector is always the same, bit for bit.
+        `workers` threads prepare videos while the backbone works: by default one per core with a GPU or a small model,
+        else one; if the GPU decodes too, one for each of its places and one for every four cores. At most one video
+        per thread and 2 × `batch` more are in preparation. A GPU embeds up to `batch` videos at a time. On a CPU every
+        video is embedded alone, so that its vector is always the same, bit for bit.
         """
         if isinstance(sources, str | Path):
             raise TypeError(f"pass a list of videos, such as [{str(sources)!r}], or use encode_video")

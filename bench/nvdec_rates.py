@@ -222,7 +222,7 @@ class Report:
 
 
 def measure_all(report: Report, folder: Path, kinds: Sequence[Kind], library: Any, tiny: bool) -> None:
-    counts, seconds = ((1, 2), 0.2) if tiny else ((1, 2, 4, 8, 12, 16, 24), 0.8)
+    counts, seconds = ((1, 2), 0.2) if tiny else ((1, 2, 4, 7, 8, 12, 16, 24), 0.8)
     paths = {kind.gop: kind.original(folder, 0) for kind in kinds}
     Nvdec.places = counts[-1]  # it would not decode more files at a time than are worth while
     card = Nvdec(report.device, shared=False, library=library)

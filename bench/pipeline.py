@@ -335,7 +335,7 @@ def main() -> None:
         help="videos to see how busy the GPU is, with the first decoder and --stream-only",
     )
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--workers", type=int, help="threads of stream (default one per core)")
+    parser.add_argument("--workers", type=int, help="threads of stream (default: as it chooses)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=6.0, help="start no new round after this time")
     parser.add_argument("--compile", action="store_true", help="compile the backbone's layers, for both methods")

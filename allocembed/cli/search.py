@@ -83,7 +83,8 @@ def add(
         prune: Remove files from the index that are gone from the disk.
         retry_failed: Try files again that could not be read before.
         recheck: Compare the content of every file, not only its size and date, and read subtitles and speech again.
-        readers: Threads that decode videos. Default: one per core with a GPU or a small model, else 1.
+        readers: Threads that decode videos. Default: one per core with a GPU or a small model, else 1; if the GPU
+            decodes too, 8 and one for every four cores.
         speech: Write down what is spoken in videos without subtitles, with faster-whisper.
         speech_model: The model for --speech: a name such as tiny, small or large-v3, or a folder.
         watch: Keep running, and index what is added, changed or removed.

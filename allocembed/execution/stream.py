@@ -70,8 +70,9 @@ def embed_jobs(
 
     `prepare` decodes outside and computes on the device inside `worker.lane()`. An AllocEmbedError in it ends its own
     job only; any other exception ends the run. `workers` is by default one per core if the backbone is on a GPU or
-    small, else one. `decoders` is the number of jobs that a GPU's own decoders work on: their workers mostly wait, so
-    each of the others gets several cores. Outcomes come in the order of the jobs, or as they are complete.
+    small, else one. `decoders` is the number of jobs that a GPU's own decoders work on: by default there are that many
+    workers, which mostly wait, and others with several cores each. Outcomes come in the order of the jobs, or as they
+    are complete.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "PyNvVideoCodec"
 FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
+BUSY = "all decoders were busy"
 TOGETHER, TOGETHER_BYTES = 32, 1 << 25  # pictures to decode in one call, and their bytes: the library holds them all
 logger = logging.getLogger("allocembed")
 
@@ -68,7 +69,7 @@ class Nvdec:
     def __init__(self, device: torch.device, *, shared: bool = True, library: Any = None) -> None:
         self.device, self.library = device, library or find_library()
         self.declined: Counter[str] = Counter()
-        """Files that PyAV had to decode, by reason."""
+        """Files that PyAV decoded, by reason."""
         self.files = 0
         """Files that the card decoded."""
         self.shared, self.turns = shared, Turns(self.places)
@@ -81,6 +82,7 @@ class Nvdec:
         work = pixels(demuxer)
         placed = self.turns.take_place(work) if self.shared else self.turns.wait_for_place()
         if self.shared and not placed:
+            self.count(BUSY)
             return OnCores(self.turns, demuxer)
         slot, began = None, time.monotonic()
 
