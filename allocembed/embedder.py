@@ -294,8 +294,9 @@ class AllocEmbed:
 
         `workers` threads prepare videos while the backbone works: by default one per core with a GPU or a small model,
         else one; if the GPU decodes too, one for each of its places and one for every four cores. At most one video
-        per thread and 2 × `batch` more are in preparation. A GPU embeds up to `batch` videos at a time. On a CPU every
-        video is embedded alone, so that its vector is always the same, bit for bit.
+        per thread and 2 × `batch` more are in preparation, and a slow one does not hold up those after it. A GPU embeds
+        up to `batch` videos at a time. On a CPU every video is embedded alone, so that its vector is always the same,
+        bit for bit.
         """
         if isinstance(sources, str | Path):
             raise TypeError(f"pass a list of videos, such as [{str(sources)!r}], or use encode_video")

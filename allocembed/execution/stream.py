@@ -86,8 +86,9 @@ def embed_jobs(
         # With several cores each, the others take about as long for a video as the GPU's decoders.
         usual = decoders + max(1, cores // CORES_BESIDE)
     workers = min(workers or usual, 2 * batch + decoders)
-    # A decoder needs several threads only if there are more cores than workers.
-    worker = Worker(DeviceLane(backbone.device), max(1, cores // max(1, workers - decoders)))
+    # A decoder needs several threads only if there are more cores than workers that decode on them.
+    decoding = workers - decoders if workers > decoders else workers
+    worker = Worker(DeviceLane(backbone.device), max(1, cores // decoding))
 
     def work(job: Job) -> Iterator[_Part[Tag]]:
         try:

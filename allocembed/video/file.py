@@ -147,11 +147,17 @@ class VideoFile(VideoSource):
         super().__init__(source, limits, part)
         self.rounds = rounds
         self._demuxer = Demuxer(file, source, limits, self.stopwatch)
-        self.decoder = hardware.open(self._demuxer) if hardware else PyAVDecoder(self._demuxer)
+        try:
+            self.decoder = hardware.open(self._demuxer) if hardware else PyAVDecoder(self._demuxer)
+        except BaseException:
+            self._demuxer.close()
+            raise
 
     def close(self) -> None:
-        self.decoder.close()
-        self._demuxer.close()
+        try:
+            self.decoder.close()
+        finally:
+            self._demuxer.close()
 
     def sample(self, count: int, seek: Seek = "exact") -> Clip:
         self._begin(count, seek)

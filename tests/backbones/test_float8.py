@@ -117,12 +117,12 @@ def test_a_broken_number_spoils_its_row_only():
     assert found == [False, False, True]
 
 
-@on_cpu
 def test_a_number_in_the_middle_of_two_becomes_the_even_one():
     rounded, _ = round_rows(torch.tensor([[3932160.0, 368640.0, 46080.0]]))  # 448, 42 and 5.25 steps
     assert rounded.tolist() == [[448.0, 40.0, 5.0]]
 
 
+@on_cpu
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_layer_is_the_product_of_what_was_rounded_and_close_to_the_one_it_replaces(bias, dtype):

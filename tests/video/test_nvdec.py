@@ -13,6 +13,7 @@ from allocembed import AllocEmbed, EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError
 from allocembed.video import DecodeLimits, open_video
 from allocembed.video.decoders import groups, nvdec
+from allocembed.video.decoders.bitstream import Stream
 from allocembed.video.decoders.nvdec import Nvdec
 from allocembed.video.source import Canvas
 from tests.clips import picture, write_video
@@ -73,7 +74,7 @@ def test_frames_do_not_depend_on_how_many_are_read_and_decoded_at_once(tmp_path,
     assert not gpu.declined
 
 
-@pytest.mark.parametrize(("seek", "most"), [("exact", 10), ("keyframe", 10)])
+@pytest.mark.parametrize(("seek", "most"), [("exact", nvdec.PROOF + 10), ("keyframe", nvdec.PROOF + 10)])
 def test_a_few_calls_decode_a_video(tmp_path, seek, most):
     library, path = Library(), make(tmp_path, "b_frames.mp4")
     with open_video(path, hardware=card(library)) as video:
@@ -117,6 +118,61 @@ def test_damaged_packets_are_left_to_pyav(tmp_path):
     with open_video(path, hardware=gpu) as video, pytest.raises(AllocEmbedError, match="cannot decode"):
         video.sample(30)
     assert list(gpu.declined) == ["damaged packets"]
+
+
+@pytest.mark.parametrize(("distance", "between"), [("12", "3"), ("12", "1"), ("300", "3"), ("12", "0")])
+def test_times_in_another_order_than_the_pictures_are_noticed(tmp_path, distance, between):
+    """Some muxers write the times of decoding alone."""
+    path, gpu = tmp_path / "times.mp4", card()
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25, options={"g": distance, "bf": between, "sc_threshold": "0"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        frames = [av.VideoFrame.from_ndarray(picture(number), format="rgb24") for number in range(50)]
+        packets = [packet for frame in (*frames, None) for packet in stream.encode(frame)]
+        first = packets[0].dts
+        for packet in packets:
+            packet.dts -= first
+            packet.pts = packet.dts
+            container.mux(packet)
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert fast.table.places is not None
+        for count in (5, 9, 20, 50):
+            expected, found = plain.sample(count), fast.sample(count)
+            assert np.array_equal(np.asarray(found.frames), expected.frames)
+    assert list(gpu.declined) == ([] if between == "0" else ["unusual times"])
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_an_empty_unit_says_nothing_about_a_picture(codec):
+    record = bytes(4) + b"\xff" + bytes(2) if codec == "h264" else bytes(21) + b"\x03\x00"
+    stream = Stream(codec, b"\1" + record[1:], lambda packet: (packet,))
+    start = bytes([0x65]) if codec == "h264" else bytes([19 << 1, 1])
+    data = bytearray(bytes(4) + (len(start) + 3).to_bytes(4) + start + b"abc")
+    assert stream.in_place and stream.mark_units(memoryview(data)) == (True, False)
+    assert data == b"\0\0\0\1\0\0\0\1" + start + b"abc"
+
+
+def test_places_are_given_back_whatever_happens(tmp_path, monkeypatch):
+    gpu, path = card(shared=True), make(tmp_path, "b_frames.mp4")
+    refused, broken = write_video(tmp_path / "other.mp4", 20, pixels="yuv444p"), make(tmp_path, "one_group.mp4")
+    with open_video(broken) as video:
+        place = int(video.table.places.starts[20])
+    with broken.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\x7f")
+    for _ in range(Nvdec.places):
+        with open_video(refused, hardware=gpu) as video:
+            video.sample(3)
+        with open_video(path, hardware=gpu) as video:
+            next(video.windows(3, 2))  # and no other window
+        with pytest.raises(AllocEmbedError), open_video(broken, hardware=gpu) as video:
+            video.sample(30)
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(nvdec, "Slot", lambda device: (_ for _ in ()).throw(MemoryError))
+            gpu._idle.clear()
+            open_video(path, hardware=gpu)
+    places = [gpu.turns.take_place(1) for _ in range(Nvdec.places)]
+    assert all(places) and gpu.turns.take_place(1) is None
 
 
 def test_windows_are_those_of_pyav(tmp_path):
@@ -266,6 +322,7 @@ def test_pyav_takes_the_files_with_which_it_is_done_first(tmp_path, monkeypatch)
         with open_video(path, hardware=gpu) as second:  # nothing is known of the cores: this file tells
             assert isinstance(second.sample(3).frames, np.ndarray)
         assert isinstance(first.sample(3).frames, torch.Tensor)
+        first.decoder._place.began -= 10.0
     assert gpu.turns.card > gpu.turns.cores > 0
     with open_video(path, hardware=gpu) as third:
         assert isinstance(third.sample(3).frames, torch.Tensor)

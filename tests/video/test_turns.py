@@ -3,7 +3,6 @@
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from allocembed.video.decoders import turns
@@ -33,17 +32,17 @@ def test_a_place_is_waited_for_while_that_is_faster(places, card, cores, waits):
 
 def test_a_place_that_becomes_free_is_taken():
     busy = occupied(1, 0.1, 20.0)
-    threading.Timer(0.1, lambda: busy.card_done(0.2, WORK)).start()
-    assert busy.take_place(WORK) and busy.card * WORK == pytest.approx(0.1 + 0.1 * turns.RECENT)
+    threading.Timer(0.1, busy.free).start()
+    assert busy.take_place(WORK)
 
 
 def test_one_file_tells_what_the_cores_take(monkeypatch):
-    monkeypatch.setattr(turns, "UNKNOWN", 0.1)
+    monkeypatch.setattr(turns, "LONGEST", 0.1)
     busy = occupied(1, None, None)
     assert not busy.take_place(WORK)
     began = time.monotonic()
     assert not busy.take_place(WORK) and time.monotonic() - began >= 0.1
-    busy.cores_done(3.0, WORK)
+    busy.note_cores(3.0, WORK)
     assert busy.cores * WORK == pytest.approx(3.0)
 
 
@@ -61,18 +60,28 @@ def test_many_who_wait_make_the_cores_worth_while():
 
 def test_the_cores_are_tried_again_after_a_while():
     busy = occupied(4, 0.001, 0.003)
-    began = time.monotonic()
-    patient = [busy.take_place(WORK) or time.monotonic() - began for _ in range(300)]
-    waits = np.diff(patient, prepend=0) > 0.0005
-    assert waits[:50].all() and not waits[250:].any()
+    waits = [busy.patience(WORK) > 0 for _ in range(300)]
+    assert all(waits[:50]) and not any(waits[250:])
 
 
 def test_a_thread_with_many_files_open_does_not_wait_for_itself(monkeypatch):
-    monkeypatch.setattr(turns, "UNKNOWN", 0.1)
+    monkeypatch.setattr(turns, "PATIENCE", 0.1)
     busy = occupied(1, None, None)
-    assert not busy.wait_for_place()
-    busy.card_done(0.2, WORK)
-    assert busy.wait_for_place()
+    assert busy.wait_for_place(WORK) is None
+    busy.free()
+    assert busy.wait_for_place(WORK)
+
+
+def test_a_place_is_given_back_once_and_only_what_was_decoded_counts():
+    busy = Turns(1)
+    for decoded in (False, True):
+        place = busy.take_place(WORK)
+        place.began -= 2.0
+        place.give_back(decoded=decoded)
+        place.give_back(decoded=True)
+        assert busy.card is None if not decoded else busy.card * WORK == pytest.approx(2.0, abs=0.5)
+    busy.note_card(4.0, WORK)
+    assert busy.card * WORK == pytest.approx(2.0 + 2.0 * turns.RECENT, abs=0.5)
 
 
 def test_larger_pictures_are_expected_to_take_longer():

@@ -46,8 +46,8 @@ class Stream:
         if not self._length_bytes:
             return False
         data = memoryview(packet)
-        for at, _ in self._units(data):
-            if found := self._judge(data[at + self._length_bytes]):
+        for at, end in self._units(data):
+            if end > at + self._length_bytes and (found := self._judge(data[at + self._length_bytes])):
                 return found[1]
         return False
 
@@ -59,7 +59,8 @@ class Stream:
         """
         found = None
         for at, end in self._units(data):
-            found = found or self._judge(data[at + len(START)])
+            if found is None and end > at + len(START):
+                found = self._judge(data[at + len(START)])
             data[at : at + len(START)] = START
             if end > len(data):
                 raise CannotDecodeHere("damaged packets")

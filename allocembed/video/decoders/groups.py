@@ -3,7 +3,10 @@
 Every packet that PyAV reads and every call of a decoder gives Python's lock away, and while many threads decode,
 getting it back takes longer than the work. So one read fetches many pictures, and the decoder gets them in one call.
 It is then told the time of the first one alone. Pictures are known by their order: one comes out for each that was
-given, and they come out in the order of their times.
+given, and they come out in the order of their times. Some muxers write times in another order, so a file's first
+pictures are given one by one, until it is clear that theirs is right.
+
+Only groups that begin with an IDR picture are read here. The default of x265 begins most with another kind.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import numpy as np
 
 from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, Places, TableMismatch
 from allocembed.video.decoders.bitstream import Stream
+from allocembed.video.decoders.pyav import SEEK_COST
 from allocembed.video.decoders.sessions import Surface
 
-NEAR = 16  # pictures that decode about as fast as a new group begins
 READ = 1 << 22  # bytes to read at once, unless one picture has more
 
 
@@ -47,7 +50,7 @@ def plan(table: FrameTable, places: Places, wanted: Sequence[int]) -> list[Group
     entries = table.entries[np.searchsorted(table.entries, stamps, side="right") - 1]
     groups: list[Group] = []
     for index, first, last in zip(wanted, places.find(entries).tolist(), places.find(stamps).tolist(), strict=True):
-        if groups and first <= groups[-1].last + NEAR:
+        if groups and first <= groups[-1].last + SEEK_COST:
             groups[-1].last = max(groups[-1].last, last)
             groups[-1].wanted.append(index)
         else:
@@ -70,7 +73,7 @@ class Order:
         self._held: list[tuple[int, Surface]] = []
 
     def expect(self, stamps: Sequence[int]) -> None:
-        """The decoder gets pictures with these times, and is told the first."""
+        """The decoder gets pictures with these times, and is told only the first one's."""
         for stamp in stamps:
             heappush(self._due, stamp)
         self._known.add(stamps[0])
@@ -103,22 +106,28 @@ class GroupReader:
 
     def __init__(self, path: Path, places: Places, stream: Stream, check: Callable[[], None]) -> None:
         self.places, self.stream, self.check = places, stream, check
-        self.file = path.open("rb", buffering=0)
+        try:
+            self.file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise CannotDecodeHere("a file that cannot be read") from error
 
     def close(self) -> None:
         self.file.close()
 
-    def packets(self, group: Group, most: int, left_out: Callable[[int], bool]) -> Iterator[Packet] | None:
+    def packets(
+        self, group: Group, most: int, left_out: Callable[[int], bool], *, singly: int = 0
+    ) -> Iterator[Packet] | None:
         """The packets of a group, of at most that many pictures; None if decoding cannot start with its keyframe alone.
 
-        `left_out` says of a time whether its picture is left out if no other one refers to it.
+        `left_out` says of a time whether its picture is left out if no other one refers to it. The first `singly`
+        pictures get a packet each, and none of them is left out.
         """
         samples = self._samples(group)
         stamp, data = next(samples)
         anew, _ = self.stream.mark_units(data)
         if not anew:
             return None
-        return self._packets(stamp, data, samples, most, left_out)
+        return self._packets(stamp, data, samples, most, left_out, singly)
 
     def _packets(
         self,
@@ -127,15 +136,17 @@ class GroupReader:
         samples: Iterator[tuple[int, memoryview]],
         most: int,
         left_out: Callable[[int], bool],
+        singly: int,
     ) -> Iterator[Packet]:
         parts, stamps = [self.stream.headers, first], [entry]
         for stamp, data in samples:
             _, disposable = self.stream.mark_units(data)
             # A picture that is shown before the keyframe belongs to the group before.
-            if stamp < entry or (disposable and left_out(stamp)):
+            if stamp < entry or (singly < 1 and disposable and left_out(stamp)):
                 continue
-            if len(stamps) == most:
+            if len(stamps) == most or singly > 0:
                 yield Packet(b"".join(parts), stamps)
+                singly -= 1
                 parts, stamps = [], []
             parts.append(data)
             stamps.append(stamp)
@@ -158,8 +169,13 @@ class GroupReader:
 
     def _read(self, start: int, end: int) -> memoryview:
         self.check()
-        block = memoryview(bytearray(end - start))
-        self.file.seek(start)
-        if self.file.readinto(block) != len(block):
-            raise CannotDecodeHere("a file that changed")
+        block, done = memoryview(bytearray(end - start)), 0
+        try:
+            self.file.seek(start)
+            while done < len(block) and (count := self.file.readinto(block[done:])):
+                done += count
+        except OSError as error:
+            raise CannotDecodeHere("a file that cannot be read") from error
+        if done < len(block):
+            raise CannotDecodeHere("a file that became shorter")
         return block

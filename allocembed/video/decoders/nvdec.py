@@ -1,8 +1,9 @@
 """Decode on the decoders of an NVIDIA card, through PyNvVideoCodec. Frames stay on the card.
 
-The packets come from our own `Demuxer`, so seeking, frame tables and checks are those of PyAV's path, and exact means
-the same frames. What the card cannot decode, PyAV decodes: the file as a whole, or what is left of it after an error.
-A damaged picture is concealed by the card, where PyAV would report it.
+Frame tables are those of PyAV's path, and pictures are checked against them, so exact means the same frames. Of a local
+MP4, `groups` reads many pictures at once; other packets come from our own `Demuxer`. What the card cannot decode, PyAV
+decodes: the file as a whole, or what is left of it after an error. A damaged picture is concealed by the card, where
+PyAV would report it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,7 @@ from allocembed.video.decoders.colours import Colours, Turn
 from allocembed.video.decoders.groups import Group, GroupReader, Order, plan
 from allocembed.video.decoders.pyav import BT601, FULL_RANGE, MATRICES, PyAVDecoder, display_turn, shown_width
 from allocembed.video.decoders.sessions import Session, Slot, Surface
-from allocembed.video.decoders.turns import Turns
+from allocembed.video.decoders.turns import Place, Turns
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 LIBRARY = "PyNvVideoCodec"
 FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
 BUSY = "all decoders were busy"
+PROOF = 16  # pictures of a file whose order is compared with their times, before others are known by their order
 TOGETHER, TOGETHER_BYTES = 32, 1 << 25  # pictures to decode in one call, and their bytes: the library holds them all
 logger = logging.getLogger("allocembed")
 
@@ -61,7 +63,7 @@ class Look:
 
 
 class Nvdec:
-    """The decoders of one card, for all threads. `shared` means that PyAV decodes files with which it is done first."""
+    """The decoders of one card, for all threads. With `shared`, PyAV decodes a file if it would finish it first."""
 
     places = 8
     """Files to decode at the same time. An H200 has seven decoders; more files only take longer each."""
@@ -80,27 +82,27 @@ class Nvdec:
     def open(self, demuxer: Demuxer) -> Decoder:
         """A decoder for a file."""
         work = pixels(demuxer)
-        placed = self.turns.take_place(work) if self.shared else self.turns.wait_for_place()
-        if self.shared and not placed:
+        place = self.turns.take_place(work) if self.shared else self.turns.wait_for_place(work)
+        if self.shared and place is None:
             self.count(BUSY)
             return OnCores(self.turns, demuxer)
-        slot, began = None, time.monotonic()
-
-        def close() -> None:
-            if slot is not None:
-                with self._lock:
-                    self._idle.append(slot)
-            if placed:
-                self.turns.card_done(time.monotonic() - began, work)
-
+        slot = None
         try:
             with self._lock:
                 slot = self._idle.pop() if self._idle else None
             slot = slot or Slot(self.device)
-            return NvdecDecoder(self, slot, demuxer, close)
+            return NvdecDecoder(self, slot, demuxer, place)
         except BaseException:
-            close()
+            self.keep(slot)
+            if place is not None:
+                place.give_back(decoded=False)
             raise
+
+    def keep(self, slot: Slot | None) -> None:
+        """Keep a slot for another file."""
+        if slot is not None:
+            with self._lock:
+                self._idle.append(slot)
 
     def session(self, slot: Slot, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
         """A session for a stream of (height, width), and its name."""
@@ -157,16 +159,22 @@ class OnCores(PyAVDecoder):
 
     def __init__(self, turns: Turns, demuxer: Demuxer) -> None:
         super().__init__(demuxer)
-        self.turns, self.began = turns, time.monotonic()
+        self.turns, self.began, self.decoded = turns, time.monotonic(), False
+
+    def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
+        yield from super().pictures(table, exact, keyframes)
+        self.decoded = True
 
     def close(self) -> None:
-        self.turns.cores_done(time.monotonic() - self.began, pixels(self.demuxer))
+        if self.decoded:
+            self.decoded = False
+            self.turns.note_cores(time.monotonic() - self.began, pixels(self.demuxer))
 
 
 class NvdecDecoder(PyAVDecoder):
     """Decodes one file on the card, and with PyAV what the card cannot."""
 
-    def __init__(self, card: Nvdec, slot: Slot, demuxer: Demuxer, closed: Callable[[], None]) -> None:
+    def __init__(self, card: Nvdec, slot: Slot, demuxer: Demuxer, place: Place | None) -> None:
         super().__init__(demuxer)
         demuxer.stream.codec_context.thread_count = 1  # FFmpeg decodes a single picture, unless it has to take over
         self.card, self.slot, self.fallback = card, slot, PyAVDecoder(demuxer)
@@ -177,16 +185,21 @@ class NvdecDecoder(PyAVDecoder):
         self._stream: Stream | None = None
         self._reader: GroupReader | None = None
         self._closed = self._counted = self._took_over = False
-        self._on_close = closed
+        self._place, self._decoded = place, False
+        self._unproved = PROOF
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            if self._reader is not None:
-                self._reader.close()
-            with SETTING_UP:
-                self._session = None
-            self._on_close()
+            try:
+                if self._reader is not None:
+                    self._reader.close()
+                kept = self._session is not None and self.slot.sessions.get(self._key) is self._session
+                with nullcontext() if kept else SETTING_UP:
+                    self._session = None
+            finally:
+                self.card.keep(self.slot)
+                self._give_place_back()
 
     def lane(self) -> AbstractContextManager[Any]:
         return self.slot.lane()
@@ -202,6 +215,7 @@ class NvdecDecoder(PyAVDecoder):
                             waiting.remove(index)
                     yield index, stamp, pixels
                 self._count(None)
+                self._decoded = True
                 return
         except CannotDecodeHere as reason:
             self._unable = str(reason)
@@ -220,7 +234,8 @@ class NvdecDecoder(PyAVDecoder):
 
     def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, np.ndarray | None]]:
         self._count("no usable times")
-        self._take_over()
+        self._took_over = True  # what follows opens the file again
+        self._give_place_back()
         for stamp, pixels in self.fallback.in_order(wanted):
             yield stamp, None if pixels is None else self._send(pixels)
 
@@ -281,7 +296,9 @@ class NvdecDecoder(PyAVDecoder):
         most = max(1, min(TOGETHER, TOGETHER_BYTES // self._look.bytes))
         session.drain()
         for group in groups:
-            packets = self._reader.packets(group, most, lambda stamp: self.spares and stamp not in order.missing)
+            singly = self._unproved if group.last > group.first else 0
+            unwanted = lambda stamp: self.spares and stamp not in order.missing  # noqa: E731
+            packets = self._reader.packets(group, most, unwanted, singly=singly)
             if packets is None:
                 yield from order.finish(session.drain())
                 for index, frame in decode_open(table, group.wanted):
@@ -291,6 +308,7 @@ class NvdecDecoder(PyAVDecoder):
                 continue
             for packet in packets:
                 order.expect(packet.stamps)
+                self._unproved -= singly > 0
                 yield from order.identify(session.decode_bytes(packet.data, packet.stamps[0]))
         yield from order.finish(session.drain())
         if order.missing:
@@ -353,7 +371,12 @@ class NvdecDecoder(PyAVDecoder):
         """Let FFmpeg decode with all threads that it may use."""
         if not self._took_over and self.demuxer.limits.threads != 1:
             self.demuxer.open()
-        self._took_over = True
+        self._took_over, self._decoded = True, False
+        self._give_place_back()
+
+    def _give_place_back(self) -> None:
+        if self._place is not None:
+            self._place.give_back(decoded=self._decoded)
 
     def _send(self, pixels: np.ndarray) -> Any:
         return torch.from_numpy(np.ascontiguousarray(pixels)).to(self.card.device)
