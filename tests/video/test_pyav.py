@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from allocembed.video import probe, sample
+from allocembed.video import DecodeLimits, open_video, probe, sample
 from tests.clips import HEIGHT, WIDTH, picture, write_video
 
 
@@ -115,3 +115,23 @@ def test_transparent_gif_is_laid_on_white(tmp_path: Path) -> None:
     frames = sample(tmp_path / "a.gif", 2).frames
     assert frames[0, 20, 10].tolist() == frames[1, 20, 50].tolist() == [200, 0, 0]
     assert frames[0, 20, 50].tolist() == frames[1, 20, 10].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        ("a.mp4", "libx264", {"g": "30", "bf": "3", "sc_threshold": "0", "x264-params": "open-gop=1"}),
+        ("a.mkv", "libx264", {"g": "30", "bf": "3", "sc_threshold": "0", "x264-params": "open-gop=1"}),
+        ("a.mp4", "libx265", {"x265-params": "log-level=none:keyint=30:min-keyint=30:open-gop=1"}),
+    ],
+)
+def test_keyframes_of_open_groups_are_decoded_without_others(tmp_path: Path, name, codec, options, threads) -> None:
+    path = write_video(tmp_path / name, 120, codec=codec, options=options)
+    with open_video(path, limits=DecodeLimits(threads=threads)) as video:
+        keys = video.table.keys.tolist()
+        alone = {index: pixels for index, _, pixels in video.decoder.pictures(video.table, [], keys)}
+        assert sorted(alone) == keys == [0, 30, 60, 90]
+        for index, _, pixels in video.decoder.pictures(video.table, keys):
+            assert np.array_equal(alone[index], pixels)
+        assert set(keys) <= set(video.sample(12, "keyframe").indices.tolist())

@@ -105,7 +105,10 @@ class PyAVDecoder(Decoder):
             yield from self.decode(packet)
 
     def _decode_keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
-        """Decode keyframes with nothing between them. They need no other frame, so threads decode in parallel."""
+        """Decode keyframes with nothing between them. They need no other frame, so threads decode in parallel.
+
+        Those of open groups are not all given so, and are then decoded one by one.
+        """
         if not keys:
             return
         fetched = [self._fetch_keyframe(table, key) for key in keys]
@@ -113,6 +116,11 @@ class PyAVDecoder(Decoder):
         for frame in self.decode_alone([packets for _, _, packets in fetched]):
             if frame.pts is not None and frame.pts in due:
                 yield due.pop(frame.pts), frame
+        for key in [key for key, (_, stamp, _) in zip(keys, fetched, strict=True) if stamp in due]:
+            index, stamp, packets = self._fetch_keyframe(table, key)  # a seek also empties the decoder
+            for frame in self.decode_alone([packets]):
+                if frame.pts == stamp and due.pop(stamp, None) is not None:
+                    yield index, frame
         if due:
             raise TableMismatch
 
