@@ -22,6 +22,7 @@ import torch
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.allocators.registry import load_allocator
 from allocembed.backbones.base import Backbone
+from allocembed.backbones.float8 import round_linears
 from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import nano
 from allocembed.benchmarks.metrics import Score
@@ -42,6 +43,15 @@ class Hidden(Allocator):
     def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
         blind = AllocationRequest(request.geometry, request.budget, request.scale_range)
         return self.inner.plan(clip, blind)
+
+
+def load(options: argparse.Namespace) -> Backbone:
+    """The backbone. On a CPU, torch computes float8's products slowly, which the package itself would refuse."""
+    if options.dtype != "float8" or torch.cuda.is_available():
+        return load_backbone(options.backbone, dtype=options.dtype, inputs=options.inputs)
+    backbone = load_backbone(options.backbone, dtype="bfloat16", inputs=options.inputs)
+    round_linears(backbone.model)
+    return backbone
 
 
 def make_embedders(options: argparse.Namespace, backbone: Backbone) -> dict[str, AllocEmbed]:
@@ -96,7 +106,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.backends.cuda.enable_cudnn_sdp(False)
-    backbone = load_backbone(options.backbone, dtype=options.dtype, inputs=options.inputs)
+    backbone = load(options)
     embedders = make_embedders(options, backbone)
     subsets, scores, started, used = ("qa",) if options.questions else RETRIEVAL, [], time.monotonic(), []
     by_seed = {}
