@@ -113,7 +113,7 @@ class Pictures:
             firsts = places.find(video.table.entries).tolist()
             lasts = [first - 1 for first in firsts[1:]] + [len(places.stamps) - 1]
             groups = [Group(first, last, []) for first, last in zip(firsts, lasts, strict=True)]
-            self.packets = [p for group in groups for p in reader.packets(group, together, lambda _: False) or ()]
+            self.packets = [p for group in groups for p in reader.packets(group, together, lambda _: False)[1]]
             size = demuxer.stream.height, demuxer.stream.width
         self.sessions = [Session(library, Slot(device), stream.codec, size) for _ in range(threads)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from allocembed.video.decoders.base import CannotDecodeHere
@@ -14,7 +15,17 @@ if TYPE_CHECKING:
 
 CODECS = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
 START = b"\0\0\0\1"
-IDR, HEVC_IDR = 5, (19, 20)  # kinds of pictures that refer to nothing before them, and end what came before
+IDR = 5  # the kind of H.264's pictures that refer to nothing before them and end what came before
+HEVC_IDR = (19, 20)
+HEVC_KEYFRAMES = range(16, 22)  # with those that may be followed by pictures which refer to what came before
+
+
+class Entry(Enum):
+    """Where decoding can start with a picture."""
+
+    ANYWHERE = "anywhere"
+    AFTER_END = "after the end of a sequence"
+    NOWHERE = "nowhere"
 
 
 class Stream:
@@ -51,11 +62,11 @@ class Stream:
                 return found[1]
         return False
 
-    def mark_units(self, data: memoryview) -> tuple[bool, bool]:
+    def mark_units(self, data: memoryview) -> tuple[Entry, bool]:
         """Write start codes over the lengths of a picture's units.
 
-        Return whether decoding can start with this picture and forget all before it, and whether no other picture
-        refers to it.
+        Return where decoding can start with this picture, if what is shown before it is left out, and whether no other
+        picture refers to it.
         """
         found = None
         for at, end in self._units(data):
@@ -64,7 +75,7 @@ class Stream:
             data[at : at + len(START)] = START
             if end > len(data):
                 raise CannotDecodeHere("damaged packets")
-        return found or (False, False)
+        return found or (Entry.NOWHERE, False)
 
     def _units(self, data: memoryview) -> Iterator[tuple[int, int]]:
         """First byte of each unit's length, and the byte after the unit. The last one may be cut off."""
@@ -74,12 +85,15 @@ class Stream:
             yield at, end
             at = end
 
-    def _judge(self, first: int) -> tuple[bool, bool] | None:
+    def _judge(self, first: int) -> tuple[Entry, bool] | None:
         """From the first byte of a unit, what `mark_units` returns; None if it is not a picture's."""
         if self.codec == "H264":
-            return (first & 31 == IDR, not first >> 5 & 3) if 1 <= first & 31 <= IDR else None
+            entry = Entry.ANYWHERE if first & 31 == IDR else Entry.NOWHERE
+            return (entry, not first >> 5 & 3) if 1 <= first & 31 <= IDR else None
         kind = first >> 1 & 63
-        return (kind in HEVC_IDR, kind < 16 and not kind % 2) if kind < 32 else None
+        entry = Entry.AFTER_END if kind in HEVC_KEYFRAMES else Entry.NOWHERE
+        entry = Entry.ANYWHERE if kind in HEVC_IDR else entry
+        return (entry, kind < 16 and not kind % 2) if kind < 32 else None
 
 
 def describe(demuxer: Demuxer) -> Stream | None:

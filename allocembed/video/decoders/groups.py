@@ -5,8 +5,6 @@ getting it back takes longer than the work. So one read fetches many pictures, a
 It is then told the time of the first one alone. Pictures are known by their order: one comes out for each that was
 given, and they come out in the order of their times. Some muxers write times in another order, so a file's first
 pictures are given one by one, until it is clear that theirs is right.
-
-Only groups that begin with an IDR picture are read here. The default of x265 begins most with another kind.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, Places, TableMismatch
-from allocembed.video.decoders.bitstream import Stream
+from allocembed.video.decoders.bitstream import Entry, Stream
 from allocembed.video.decoders.pyav import SEEK_COST
 from allocembed.video.decoders.sessions import Surface
 
@@ -116,18 +114,16 @@ class GroupReader:
 
     def packets(
         self, group: Group, most: int, left_out: Callable[[int], bool], *, singly: int = 0
-    ) -> Iterator[Packet] | None:
-        """The packets of a group, of at most that many pictures; None if decoding cannot start with its keyframe alone.
+    ) -> tuple[Entry, Iterator[Packet]]:
+        """Where decoding can start with a group, and its packets, of at most that many pictures.
 
         `left_out` says of a time whether its picture is left out if no other one refers to it. The first `singly`
         pictures get a packet each, and none of them is left out.
         """
         samples = self._samples(group)
         stamp, data = next(samples)
-        anew, _ = self.stream.mark_units(data)
-        if not anew:
-            return None
-        return self._packets(stamp, data, samples, most, left_out, singly)
+        entry, _ = self.stream.mark_units(data)
+        return entry, self._packets(stamp, data, samples, most, left_out, singly)
 
     def _packets(
         self,

@@ -25,7 +25,7 @@ import torch
 
 from allocembed.errors import ConfigError, MissingDependency, VideoError
 from allocembed.video.decoders.base import SETTING_UP, CannotDecodeHere, Decoder, FrameTable, Picture, TableMismatch
-from allocembed.video.decoders.bitstream import Stream, describe
+from allocembed.video.decoders.bitstream import Entry, Stream, describe
 from allocembed.video.decoders.colours import Colours, Turn
 from allocembed.video.decoders.groups import Group, GroupReader, Order, plan
 from allocembed.video.decoders.pyav import BT601, FULL_RANGE, MATRICES, PyAVDecoder, display_turn, shown_width
@@ -285,7 +285,7 @@ class NvdecDecoder(PyAVDecoder):
         groups: Sequence[Group],
         decode_open: Callable[[FrameTable, Sequence[int]], Iterator[tuple[int, Any]]],
     ) -> Iterator[tuple[int, Any]]:
-        """Decode many pictures in each call. Groups that need pictures before their keyframe are left to another way.
+        """Decode many pictures in each call. Groups that cannot be read so are left to another way.
 
         What one group leaves in the decoder comes out when the next one begins.
         """
@@ -294,13 +294,17 @@ class NvdecDecoder(PyAVDecoder):
         assert self._look is not None
         session, order = self._session, Order(table, [index for group in groups for index in group.wanted], self._keep)
         most = max(1, min(TOGETHER, TOGETHER_BYTES // self._look.bytes))
+
+        def is_spare(stamp: int) -> bool:
+            return self.spares and stamp not in order.missing
+
         session.drain()
         for group in groups:
             singly = self._unproved if group.last > group.first else 0
-            unwanted = lambda stamp: self.spares and stamp not in order.missing  # noqa: E731
-            packets = self._reader.packets(group, most, unwanted, singly=singly)
-            if packets is None:
+            entry, packets = self._reader.packets(group, most, is_spare, singly=singly)
+            if entry is not Entry.ANYWHERE:
                 yield from order.finish(session.drain())
+            if entry is Entry.NOWHERE:
                 for index, frame in decode_open(table, group.wanted):
                     del order.missing[int(table.stamps[index])]
                     yield index, frame
