@@ -50,6 +50,13 @@ def write_video(
     return path
 
 
+def time_of_decoding(packet: av.Packet) -> av.Packet:
+    """A change for `write_video`: the packet as written by a muxer that does not know when it is shown."""
+    packet.dts += 8  # which begin below 0
+    packet.pts = packet.dts
+    return packet
+
+
 def write_audio(path: Path, codec: str) -> Path:
     """A tenth of a second of silence."""
     with av.open(str(path), "w") as container:

@@ -16,7 +16,7 @@ from allocembed.video.decoders import groups, nvdec
 from allocembed.video.decoders.bitstream import Entry, Stream
 from allocembed.video.decoders.nvdec import Nvdec
 from allocembed.video.source import Canvas
-from tests.clips import picture, write_video
+from tests.clips import picture, time_of_decoding, write_video
 from tests.nvdec import Library
 
 FILES = {
@@ -123,18 +123,8 @@ def test_damaged_packets_are_left_to_pyav(tmp_path):
 
 @pytest.mark.parametrize(("distance", "between"), [("12", "3"), ("12", "1"), ("300", "3"), ("12", "0")])
 def test_times_in_another_order_than_the_pictures_are_noticed(tmp_path, distance, between):
-    """Some muxers write the times of decoding alone."""
-    path, gpu = tmp_path / "times.mp4", card()
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=25, options={"g": distance, "bf": between, "sc_threshold": "0"})
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        frames = [av.VideoFrame.from_ndarray(picture(number), format="rgb24") for number in range(50)]
-        packets = [packet for frame in (*frames, None) for packet in stream.encode(frame)]
-        first = packets[0].dts
-        for packet in packets:
-            packet.dts -= first
-            packet.pts = packet.dts
-            container.mux(packet)
+    options = {"g": distance, "bf": between, "sc_threshold": "0"}
+    path, gpu = write_video(tmp_path / "times.mp4", options=options, change=time_of_decoding), card()
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
         assert fast.table.places is not None
         for count in (5, 9, 20, 50):
