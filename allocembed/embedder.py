@@ -318,9 +318,7 @@ class AllocEmbed:
                 raise VideoError(clip.source, str(error)) from error
             yield Prepared(item, (clip.source, allocation))
 
-        jobs = zip(sources, questions, strict=True)
-        if workers is not None:
-            workers = max(1, min(workers, len(sources))) if workers >= 1 else workers
+        jobs = list(zip(sources, questions, strict=True))
         for outcome in embed_jobs(self.backbone, jobs, prepare, batch=batch, workers=workers, decoders=decoders):
             if outcome.error is not None:
                 error = cast(VideoError, outcome.error)

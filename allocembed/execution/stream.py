@@ -6,7 +6,7 @@ small backbone embeds in the worker threads, one video per core.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ from allocembed.backbones.base import Backbone, Item, UnderWay
 from allocembed.errors import AllocEmbedError
 from allocembed.execution.device import DeviceLane
 from allocembed.execution.threads import Event, RunAhead, core_count
+from allocembed.video.decoders.base import CORES_BESIDE
 
 Job = TypeVar("Job")
 Tag = TypeVar("Tag")
@@ -23,7 +24,6 @@ BATCH = 8
 QUEUED = 2  # batches under way on a GPU: one that it works on, and the next
 LOOK = 0.005  # seconds between looks at whether a batch is ready, while no part is
 HELD = 1024  # complete jobs that may wait for an earlier one
-CORES_BESIDE = 4  # for each video that the cores decode while a GPU's decoders work on others
 SMALL = 100_000_000  # parameters: on a CPU, the matrices of a smaller backbone are too small for several threads
 
 
@@ -71,8 +71,8 @@ def embed_jobs(
     `prepare` decodes outside and computes on the device inside `worker.lane()`. An AllocEmbedError in it ends its own
     job only; any other exception ends the run. `workers` is by default one per core if the backbone is on a GPU or
     small, else one. `decoders` is the number of jobs that a GPU's own decoders work on: by default there are that many
-    workers, which mostly wait, and others with several cores each. Outcomes come in the order of the jobs, or as they
-    are complete.
+    workers, which mostly wait, and others with several cores each. There are never more workers than jobs, if their
+    number is known. Outcomes come in the order of the jobs, or as they are complete.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
@@ -86,9 +86,10 @@ def embed_jobs(
         # With several cores each, the others take about as long for a video as the GPU's decoders.
         usual = decoders + max(1, cores // CORES_BESIDE)
     workers = min(workers or usual, 2 * batch + decoders)
-    # A decoder needs several threads only if there are more cores than workers that decode on them.
-    decoding = workers - decoders if workers > decoders else workers
-    worker = Worker(DeviceLane(backbone.device), max(1, cores // decoding))
+    if isinstance(jobs, Sized):
+        workers = min(workers, max(1, len(jobs)))
+    # A decoder needs several threads only if there are more cores than workers.
+    worker = Worker(DeviceLane(backbone.device), max(1, cores // workers))
 
     def work(job: Job) -> Iterator[_Part[Tag]]:
         try:

@@ -227,8 +227,10 @@ def test_a_gpu_gives_nearly_the_same_vectors_packed(qwen3_folder, files, workers
     assert (1 - (vectors * np.stack([each.vector for each in together])).sum(1)).max() <= 1e-5
 
 
-@pytest.mark.parametrize(("workers", "together", "threads"), [(None, 5, 4), (4, 4, 8), (2, 2, 4)])
-def test_jobs_beside_those_of_a_gpus_decoders_get_several_cores(embeds, monkeypatch, workers, together, threads):
+@pytest.mark.parametrize(
+    ("workers", "jobs", "together", "threads"), [(None, 10, 5, 1), (4, 8, 4, 2), (2, 4, 2, 4), (None, 1, 1, 8)]
+)
+def test_there_are_as_many_workers_as_decoders_and_some_beside(embeds, monkeypatch, workers, jobs, together, threads):
     monkeypatch.setattr(stream, "core_count", lambda: 8)
     barrier, given = threading.Barrier(together, timeout=20), []
 
@@ -237,8 +239,8 @@ def test_jobs_beside_those_of_a_gpus_decoders_get_several_cores(embeds, monkeypa
         barrier.wait()
         return iter(())
 
-    outcomes = list(embed_jobs(embeds.backbone, range(2 * together), prepare, workers=workers, decoders=3))
-    assert len(outcomes) == 2 * together and set(given) == {threads}
+    outcomes = list(embed_jobs(embeds.backbone, range(jobs), prepare, workers=workers, decoders=3))
+    assert len(outcomes) == jobs and set(given) == {threads}
 
 
 class Pretender:

@@ -13,6 +13,7 @@ from allocembed import AllocEmbed, EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError
 from allocembed.video import DecodeLimits, open_video
 from allocembed.video.decoders import groups, nvdec
+from allocembed.video.decoders.base import CORES_BESIDE
 from allocembed.video.decoders.bitstream import Entry, Stream
 from allocembed.video.decoders.nvdec import Nvdec
 from allocembed.video.source import Canvas
@@ -312,6 +313,7 @@ def test_pyav_takes_the_files_with_which_it_is_done_first(tmp_path, monkeypatch)
     with open_video(path, hardware=gpu) as first:
         with open_video(path, hardware=gpu) as second:  # nothing is known of the cores: this file tells
             assert isinstance(second.sample(3).frames, np.ndarray)
+            assert second.decoder.demuxer.stream.codec_context.thread_count == CORES_BESIDE
         assert isinstance(first.sample(3).frames, torch.Tensor)
         first.decoder._place.began -= 10.0
     assert gpu.turns.card > gpu.turns.cores > 0

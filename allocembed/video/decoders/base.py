@@ -13,6 +13,9 @@ Picture = tuple[int, int, np.ndarray]
 """Frame number, presentation time in ticks, and (H, W, 3) uint8 RGB, upright, square pixels. A decoder on a GPU gives a
 tensor there."""
 
+CORES_BESIDE = 4
+"""For each file that the cores decode while the decoders of a GPU work on others. So it takes about as long."""
+
 SETTING_UP = Lock()
 """Held while a decoder of a GPU is created or dropped, and while a CUDA graph is captured: what one does to the device
 may break the other."""

@@ -24,7 +24,15 @@ import numpy as np
 import torch
 
 from allocembed.errors import ConfigError, MissingDependency, VideoError
-from allocembed.video.decoders.base import SETTING_UP, CannotDecodeHere, Decoder, FrameTable, Picture, TableMismatch
+from allocembed.video.decoders.base import (
+    CORES_BESIDE,
+    SETTING_UP,
+    CannotDecodeHere,
+    Decoder,
+    FrameTable,
+    Picture,
+    TableMismatch,
+)
 from allocembed.video.decoders.bitstream import Entry, Stream, describe
 from allocembed.video.decoders.colours import Colours, Turn
 from allocembed.video.decoders.groups import Group, GroupReader, Order, plan
@@ -159,6 +167,7 @@ class OnCores(PyAVDecoder):
 
     def __init__(self, turns: Turns, demuxer: Demuxer) -> None:
         super().__init__(demuxer)
+        demuxer.stream.codec_context.thread_count = max(demuxer.limits.threads, CORES_BESIDE)
         self.turns, self.began, self.decoded = turns, time.monotonic(), False
 
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
