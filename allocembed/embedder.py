@@ -204,6 +204,11 @@ class AllocEmbed:
 
         return find_card(self.config.decoder, self.backbone.device)
 
+    @property
+    def decoders(self) -> int:
+        """Files that `card` decodes at the same time; 0 without one."""
+        return self.card.places if self.card else 0
+
     def read(self, source: Source, *, decoder_threads: int = 0, on_device: bool = False) -> Clip:
         """Sample the frames that the allocator wants to see; see `open`."""
         if isinstance(source, Clip):
@@ -307,7 +312,7 @@ class AllocEmbed:
         for text in {text for text in (*questions, instruction) if text is not None}:
             self.backbone.check_text(text)  # before any video is decoded for it
 
-        decoders = self.card.places if self.card else 0  # an option that cannot be met is no fault of the videos
+        decoders = self.decoders  # an option that cannot be met is no fault of the videos
 
         def prepare(job: tuple[Source, str | None], worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
             clip = self.read(job[0], decoder_threads=worker.decoder_threads, on_device=True)

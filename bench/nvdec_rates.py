@@ -106,12 +106,12 @@ class Pictures:
     def __init__(self, path: Path, together: int, threads: int, library: Any, device: torch.device) -> None:
         with open_video(path) as video:
             demuxer = video.decoder.demuxer  # pyright: ignore[reportAttributeAccessIssue]
-            stream, places = describe(demuxer), video.table.places
+            stream, layout = describe(demuxer), video.table.layout
             assert stream is not None
-            assert places is not None
-            reader = GroupReader(path, places, stream, lambda: None)
-            firsts = places.find(video.table.entries).tolist()
-            lasts = [first - 1 for first in firsts[1:]] + [len(places.stamps) - 1]
+            assert layout is not None
+            reader = GroupReader(path, layout, stream, lambda: None)
+            firsts = layout.find(video.table.entries).tolist()
+            lasts = [first - 1 for first in firsts[1:]] + [len(layout.stamps) - 1]
             groups = [Group(first, last, []) for first, last in zip(firsts, lasts, strict=True)]
             self.packets = [p for group in groups for p in reader.packets(group, together, lambda _: False)[1]]
             size = demuxer.stream.height, demuxer.stream.width

@@ -263,7 +263,7 @@ class Evaluation:
 
     def _embed_videos(self, jobs: list[VideoJob], batch: int) -> Iterator[int]:
         """Embed videos into their caches; yield 1 for each embedding that was made or failed."""
-        backbone, decoders = self.reader.backbone, self.reader.card.places if self.reader.card else 0
+        backbone, decoders = self.reader.backbone, self.reader.decoders
         for outcome in embed_jobs(backbone, jobs, VideoJob.prepare, batch=batch, decoders=decoders, ordered=False):
             job = outcome.job
             if isinstance(outcome.error, BudgetError):

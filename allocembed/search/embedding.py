@@ -91,7 +91,7 @@ def embed_videos(
     """
     from allocembed.execution.stream import embed_jobs
 
-    decoders = embedder.card.places if embedder.card else 0  # an option that cannot be met is no fault of the files
+    decoders = embedder.decoders  # an option that cannot be met is no fault of the files
     narrow = embedder.with_config(window_config(embedder.config, embedder.backbone.geometry.frames_per_chunk))
 
     sizes: dict[str, tuple[int, int]] = {}

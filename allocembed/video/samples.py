@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from allocembed.video.boxes import Boxes, OddFile, inside, number, only, read_header, rows
-from allocembed.video.decoders.base import FrameTable, Places
+from allocembed.video.decoders.base import FrameTable, Layout
 from allocembed.video.packets import Demuxer, arrange
 
 PARSED = ("h264", "av1")  # FFmpeg looks into their packets to tell keyframes
@@ -34,7 +34,7 @@ class Samples:
     lengths: np.ndarray
     keys: np.ndarray
     hidden: np.ndarray
-    places: np.ndarray  # first byte in the file
+    starts: np.ndarray  # first byte in the file
     sizes: np.ndarray
 
 
@@ -53,7 +53,7 @@ def table_from_samples(demuxer: Demuxer) -> FrameTable | None:
     try:
         header, size = read_header(demuxer.file)
         samples = _read_samples(header, stream.id, stream.frames, stream.time_base.denominator, parsed=codec in PARSED)
-        if (samples.places + samples.sizes).max() > size:  # truncated: the packets tell where
+        if (samples.starts + samples.sizes).max() > size:  # truncated: the packets tell where
             return None
         pts = samples.dts + _shift(samples, index) + samples.delays
     except (OddFile, OSError):
@@ -62,7 +62,7 @@ def table_from_samples(demuxer: Demuxer) -> FrameTable | None:
     if samples.hidden[last] or not samples.lengths[last]:  # where this one ends is FFmpeg's guess
         return None
     table = arrange(pts, samples.keys, samples.hidden, samples.lengths, float(1 / stream.time_base))
-    return replace(table, places=Places(pts, samples.places, samples.sizes)) if table.trusted else None
+    return replace(table, layout=Layout(pts, samples.starts, samples.sizes)) if table.trusted else None
 
 
 def _expand(runs: np.ndarray, total: int) -> np.ndarray:
@@ -150,7 +150,7 @@ def _shift(samples: Samples, index: Any) -> int:
     for sample in {*np.linspace(0, total - 1, PROBES, dtype=int).tolist(), first, last, max(0, first - 1)}:
         entry = index[sample]
         found = (entry.timestamp, entry.pos, entry.size, entry.is_keyframe, entry.is_discard)
-        times = (samples.dts[sample] + shift, samples.places[sample], samples.sizes[sample])
+        times = (samples.dts[sample] + shift, samples.starts[sample], samples.sizes[sample])
         if found != (*times, samples.keys[sample], samples.hidden[sample]):
             raise OddFile
     return shift

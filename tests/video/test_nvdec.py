@@ -97,7 +97,7 @@ def test_sound_between_the_pictures_is_skipped(tmp_path):
         container.mux(video.encode())
         container.mux(sound.encode())
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
-        assert fast.table.places is not None
+        assert fast.table.layout is not None
         assert np.array_equal(fast.sample(9).frames.numpy(), plain.sample(9).frames)
     assert gpu.files == 1 and not gpu.declined
 
@@ -113,7 +113,7 @@ def test_a_picture_that_the_card_loses_is_noticed(tmp_path, after):
 def test_damaged_packets_are_left_to_pyav(tmp_path):
     path, gpu = make(tmp_path, "no_b_frames.mp4"), card()
     with open_video(path) as video:
-        place = int(video.table.places.starts[20])
+        place = int(video.table.layout.starts[20])
     with path.open("r+b") as file:
         file.seek(place)
         file.write(b"\x7f")
@@ -127,7 +127,7 @@ def test_times_in_another_order_than_the_pictures_are_noticed(tmp_path, distance
     options = {"g": distance, "bf": between, "sc_threshold": "0"}
     path, gpu = write_video(tmp_path / "times.mp4", options=options, change=time_of_decoding), card()
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
-        assert fast.table.places is not None
+        assert fast.table.layout is not None
         for count in (5, 9, 20, 50):
             expected, found = plain.sample(count), fast.sample(count)
             assert np.array_equal(np.asarray(found.frames), expected.frames)
@@ -148,7 +148,7 @@ def test_places_are_given_back_whatever_happens(tmp_path, monkeypatch):
     gpu, path = card(shared=True), make(tmp_path, "b_frames.mp4")
     refused, broken = write_video(tmp_path / "other.mp4", 20, pixels="yuv444p"), make(tmp_path, "one_group.mp4")
     with open_video(broken) as video:
-        place = int(video.table.places.starts[20])
+        place = int(video.table.layout.starts[20])
     with broken.open("r+b") as file:
         file.seek(place)
         file.write(b"\x7f")

@@ -67,7 +67,7 @@ def both_tables(path: Path) -> tuple[FrameTable | None, FrameTable]:
 
 
 def differences(found: FrameTable, expected: FrameTable) -> list[str]:
-    names = [field.name for field in fields(FrameTable) if field.name != "places"]
+    names = [field.name for field in fields(FrameTable) if field.name != "layout"]
     return [name for name in names if not np.array_equal(getattr(found, name), getattr(expected, name))]
 
 
@@ -82,13 +82,13 @@ def test_the_samples_give_the_table_that_the_packets_give(tmp_path: Path, name: 
 @pytest.mark.parametrize("name", SAME)
 def test_samples_are_where_the_packets_are(tmp_path: Path, name: str) -> None:
     with demuxing(write_video(tmp_path / name, **SAME[name])) as demuxer:
-        places = table_from_samples(demuxer).places
+        layout = table_from_samples(demuxer).layout
         packets = [(packet.pts, packet.pos, packet.size) for packet in demuxer.packets() if packet.size]
     assert (
-        list(zip(*(column.tolist() for column in (places.stamps, places.starts, places.sizes)), strict=True)) == packets
+        list(zip(*(column.tolist() for column in (layout.stamps, layout.starts, layout.sizes)), strict=True)) == packets
     )
     order = np.random.default_rng(0).permutation(len(packets))
-    assert places.find(places.stamps[order]).tolist() == order.tolist()
+    assert layout.find(layout.stamps[order]).tolist() == order.tolist()
 
 
 @pytest.mark.parametrize("name", NONE)

@@ -30,7 +30,7 @@ class TableMismatch(Exception):  # noqa: N818 (caught inside the package)
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class Layout:
     """Where the samples of a local file are, all (N,) of them, also hidden ones, in the order of the file."""
 
     stamps: np.ndarray
@@ -66,7 +66,7 @@ class FrameTable:
     """Added to a stamp, gives the container's seek target: a presentation time, even where `by` is "dts"."""
     trusted: bool = True
     """Whether frames can be found by these stamps; if not, only decoding from the start identifies a frame."""
-    places: Places | None = None
+    layout: Layout | None = None
     """Where the frames are in the file, if that is known."""
 
     def __len__(self) -> int:

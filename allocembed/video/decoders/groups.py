@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, Places, TableMismatch
+from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, Layout, TableMismatch
 from allocembed.video.decoders.bitstream import Entry, Stream
 from allocembed.video.decoders.pyav import SEEK_COST
 from allocembed.video.decoders.sessions import Surface
@@ -42,12 +42,12 @@ class Packet(NamedTuple):
     stamps: list[int]
 
 
-def plan(table: FrameTable, places: Places, wanted: Sequence[int]) -> list[Group]:
+def plan(table: FrameTable, layout: Layout, wanted: Sequence[int]) -> list[Group]:
     """The groups to decode for the frames `wanted`, ascending."""
     stamps = table.stamps[list(wanted)]
     entries = table.entries[np.searchsorted(table.entries, stamps, side="right") - 1]
     groups: list[Group] = []
-    for index, first, last in zip(wanted, places.find(entries).tolist(), places.find(stamps).tolist(), strict=True):
+    for index, first, last in zip(wanted, layout.find(entries).tolist(), layout.find(stamps).tolist(), strict=True):
         if groups and first <= groups[-1].last + SEEK_COST:
             groups[-1].last = max(groups[-1].last, last)
             groups[-1].wanted.append(index)
@@ -102,8 +102,8 @@ class Order:
 class GroupReader:
     """Reads the pictures of one file. `check` is called before each access to the disk."""
 
-    def __init__(self, path: Path, places: Places, stream: Stream, check: Callable[[], None]) -> None:
-        self.places, self.stream, self.check = places, stream, check
+    def __init__(self, path: Path, layout: Layout, stream: Stream, check: Callable[[], None]) -> None:
+        self.layout, self.stream, self.check = layout, stream, check
         try:
             self.file = path.open("rb", buffering=0)
         except OSError as error:
@@ -151,8 +151,8 @@ class GroupReader:
     def _samples(self, group: Group) -> Iterator[tuple[int, memoryview]]:
         """Time and data of each sample, in the order of the file."""
         some = slice(group.first, group.last + 1)
-        stamps, starts = self.places.stamps[some], self.places.starts[some]
-        ends = starts + self.places.sizes[some]
+        stamps, starts = self.layout.stamps[some], self.layout.starts[some]
+        ends = starts + self.layout.sizes[some]
         at = 0
         while at < len(stamps):
             near = (starts[at:] >= starts[at]) & (ends[at:] <= starts[at] + READ)

@@ -30,6 +30,7 @@ from allocembed.video.decoders.base import (
     CannotDecodeHere,
     Decoder,
     FrameTable,
+    Layout,
     Picture,
     TableMismatch,
 )
@@ -267,26 +268,28 @@ class NvdecDecoder(PyAVDecoder):
                 yield from self.decode(packet)
 
     def _decode_exactly(self, table: FrameTable, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        if table.places is None or not self._can_read(table):
+        if (layout := self._layout(table)) is None:
             yield from super()._decode_exactly(table, wanted)
         else:
-            yield from self._decode_groups(table, plan(table, table.places, wanted), super()._decode_exactly)
+            yield from self._decode_groups(table, plan(table, layout, wanted), super()._decode_exactly)
 
     def _decode_keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        if table.places is None or not self._can_read(table):
+        if (layout := self._layout(table)) is None:
             yield from super()._decode_keyframes(table, keys)
         else:
-            places = table.places.find(table.stamps[list(keys)]).tolist()
-            groups = [Group(place, place, [key]) for key, place in zip(keys, places, strict=True)]
+            samples = layout.find(table.stamps[list(keys)]).tolist()
+            groups = [Group(sample, sample, [key]) for key, sample in zip(keys, samples, strict=True)]
             yield from self._decode_groups(table, groups, super()._decode_keyframes)
 
-    def _can_read(self, table: FrameTable) -> bool:
-        """Whether pictures can be read from the file without PyAV."""
+    def _layout(self, table: FrameTable) -> Layout | None:
+        """Where the pictures are, if they can be read from the file without PyAV."""
         assert self._stream is not None
-        file, check = self.demuxer.file, self.demuxer.stopwatch.check
-        if self._reader is None and table.places is not None and isinstance(file, Path) and self._stream.in_place:
-            self._reader = GroupReader(file, table.places, self._stream, check)
-        return self._reader is not None
+        file = self.demuxer.file
+        if table.layout is None or not isinstance(file, Path) or not self._stream.in_place:
+            return None
+        if self._reader is None:
+            self._reader = GroupReader(file, table.layout, self._stream, self.demuxer.stopwatch.check)
+        return table.layout
 
     def _decode_groups(
         self,

@@ -1,4 +1,4 @@
-"""Decoders of an NVIDIA card, one call of PyNvVideoCodec at a time, and the places in which they work."""
+"""Decoders of an NVIDIA card, one call of PyNvVideoCodec at a time, and the streams in which they work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from allocembed.video.decoders.base import SETTING_UP
 
-SESSIONS = 2  # kept at each place
+SESSIONS = 2  # kept in each slot
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Session:
 
 
 class Slot:
-    """A place on the card for one file at a time: a stream, and the sessions that last worked in it."""
+    """A stream of the card for one file at a time, and the sessions that last worked in it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
