@@ -17,7 +17,7 @@ from pathlib import Path
 
 from decode import RATE, write_video
 
-from allocembed.execution.threads import core_count
+from allocembed.threads import core_count
 
 DISTINCT = 4  # different videos; the other files are hard links to them
 GROWTH = 2  # different videos of each kind, where there are many kinds

@@ -22,7 +22,7 @@ from allocembed.embedder import AllocEmbed
 from allocembed.errors import BudgetError, DataError, VideoError
 from allocembed.execution.distributed import Processes
 from allocembed.execution.stream import Prepared, Worker, embed_jobs
-from allocembed.execution.threads import core_count, map_ordered
+from allocembed.threads import core_count, map_ordered
 from allocembed.video import Clip
 
 TEXTS_AT_ONCE = 64

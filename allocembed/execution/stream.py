@@ -15,7 +15,7 @@ import numpy as np
 from allocembed.backbones.base import Backbone, Item, UnderWay
 from allocembed.errors import AllocEmbedError
 from allocembed.execution.device import DeviceLane
-from allocembed.execution.threads import Event, RunAhead, core_count
+from allocembed.threads import Event, RunAhead, core_count
 from allocembed.video.decoders.base import CORES_BESIDE
 
 Job = TypeVar("Job")

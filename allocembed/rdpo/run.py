@@ -21,7 +21,6 @@ from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
 from allocembed.errors import ConfigError, DataError, OutputError
 from allocembed.execution.distributed import Processes
-from allocembed.execution.threads import map_ordered
 from allocembed.output.console import say
 from allocembed.output.files import write_text
 from allocembed.policy.preview import load_previewer
@@ -34,6 +33,7 @@ from allocembed.rdpo.data.world import WorldSource
 from allocembed.rdpo.log import FILE as LOG_FILE
 from allocembed.rdpo.log import Log
 from allocembed.rdpo.trainer import Trainer, learning_rate
+from allocembed.threads import map_ordered
 
 BEST, STATE, CONFIG = "best", "state", "train.toml"
 CONTINUE, OUT_OF_TIME = 0, 128  # how a step ends; numbers in between are signals

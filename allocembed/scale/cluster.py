@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allocembed.errors import ConfigError, MissingDependency
-from allocembed.execution.threads import core_count
 from allocembed.scale.local import Processes, check_cards, parse_devices
+from allocembed.threads import core_count
 
 STORE_BYTES = 128 * 2**20  # Ray's shared memory on this machine: only a few hundred bytes of each video travel
 

@@ -54,7 +54,7 @@ class IndexWorker:
     def __init__(self, uri: str, config: EmbedConfig, cores: int, commit: int, readers: int | None) -> None:
         import torch
 
-        from allocembed.execution.threads import limit_cores
+        from allocembed.threads import limit_cores
 
         limit_cores(cores)
         torch.set_num_threads(cores)

@@ -114,7 +114,7 @@ class VectorWorker:
         import torch
 
         from allocembed.embedder import AllocEmbed
-        from allocembed.execution.threads import limit_cores
+        from allocembed.threads import limit_cores
 
         limit_cores(cores)
         torch.set_num_threads(cores)

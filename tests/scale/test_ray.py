@@ -101,7 +101,7 @@ def test_ray_gives_the_bits_of_one_process_and_a_bad_file_is_a_row(cluster, many
 def test_parquet_files_of_workers_are_one_table_and_are_continued(many, config, tmp_path, monkeypatch, one_thread):
     from pyarrow import parquet
 
-    monkeypatch.setattr("allocembed.execution.threads._share", None)  # a worker limits its whole process
+    monkeypatch.setattr("allocembed.threads._share", None)  # a worker limits its whole process
     out, options = str(tmp_path / "vectors.parquet"), ClusterOptions(workers=1, commit=3)
     files = find_videos([many])[0]
     good = [file for file in files if "bad" not in file.path]

@@ -23,12 +23,12 @@ import torch
 
 from allocembed.budget import Budget
 from allocembed.errors import AllocEmbedError, DataError, VideoError
-from allocembed.execution.threads import map_ordered
 from allocembed.inputs import Inputs
 from allocembed.jsonlines import parse_json, read_lines
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, Source, TrainingBatch, VideoBatch, own_example
 from allocembed.rdpo.negatives import TextPool
 from allocembed.resize import resize
+from allocembed.threads import map_ordered
 from allocembed.video import open_video
 from allocembed.video.clip import VIDEO_SUFFIXES, Clip
 
