@@ -31,7 +31,7 @@ from allocembed.video import Clip, DecodeLimits, PictureSource, Seek, VideoSourc
 from allocembed.video import Source as FileSource
 
 if TYPE_CHECKING:
-    from allocembed.video.decoders.nvdec import Nvdec
+    from allocembed.video.decoders.card import Nvdec
 
 Source: TypeAlias = FileSource | Clip
 SMALLEST = 1e-3  # scale of a picture under a small budget; it has one token at least
@@ -200,7 +200,7 @@ class AllocEmbed:
         """The decoders of the backbone's GPU, if the settings allow them and they can be used."""
         if self.config.decoder == "pyav" or (self.config.decoder == "auto" and self.backbone.device.type != "cuda"):
             return None
-        from allocembed.video.decoders.nvdec import find_card
+        from allocembed.video.decoders.card import find_card
 
         return find_card(self.config.decoder, self.backbone.device)
 

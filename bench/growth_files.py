@@ -25,7 +25,7 @@ from files import GROWTH, LENGTHS, SIZES, Kind, growth_kinds, write_all
 from rich.console import Console
 from rich.table import Table
 
-from allocembed.execution.threads import core_count
+from allocembed.threads import core_count
 
 COLOURS = {"auto": "#00798c", "nvdec": "#8f6bb3", "pyav": "#e09f3e"}
 NAMES = {"auto": "the card's decoders and the cores", "nvdec": "the card's decoders", "pyav": "the cores"}

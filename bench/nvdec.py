@@ -31,7 +31,7 @@ from shapes import make_backbone
 
 from allocembed import AllocEmbed
 from allocembed.video import open_video
-from allocembed.video.decoders.nvdec import Nvdec
+from allocembed.video.decoders.card import Nvdec
 
 GROUPS = {"g": "30", "bf": "3", "sc_threshold": "0"}
 X265 = "log-level=none:keyint=30:min-keyint=30:open-gop="

@@ -34,8 +34,8 @@ from torch.overrides import TorchFunctionMode
 
 from allocembed.video import open_video
 from allocembed.video.decoders.bitstream import describe
+from allocembed.video.decoders.card import Nvdec, find_library
 from allocembed.video.decoders.groups import Group, GroupReader
-from allocembed.video.decoders.nvdec import Nvdec, find_library
 from allocembed.video.decoders.sessions import Session, Slot
 from allocembed.video.packets import Demuxer
 

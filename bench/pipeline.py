@@ -43,12 +43,13 @@ from allocembed.budget import Allocation
 from allocembed.config import DecoderName, Seek
 from allocembed.embedder import AllocEmbed, Failure, Source
 from allocembed.execution.device import DeviceLane
-from allocembed.execution.threads import core_count
 from allocembed.policy.preview import BackbonePreview
 from allocembed.resize import chunk_seconds
+from allocembed.threads import core_count
 from allocembed.video import Clip
 
 WORLD_FRAMES = 160
+PARTS = 20  # of a run, to see when the GPU is busy
 
 
 class Parts:
@@ -193,35 +194,56 @@ def timed_run(embedder: TimedEmbedder, run: Callable[[], np.ndarray]) -> tuple[n
     return vectors, times | {"parts_ms_per_video": {name: 1e3 * value / len(vectors) for name, value in parts.items()}}
 
 
-def busy_share(spans: Sequence[tuple[float, float]], total: float) -> float:
-    """Share of `total` that is covered by spans, which may overlap.
+def waits(spans: Sequence[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:
+    """Start and length of each wait: what spans, which may overlap, leave of the time from `start` to `end`.
 
-    >>> busy_share([(0, 2), (1, 3), (5, 6)], 8)
-    0.5
+    >>> waits([(1, 2), (1.5, 3), (5, 6)], 0, 8)
+    [(0, 1), (3, 2), (6, 2)]
     """
-    covered, end = 0.0, float("-inf")
-    for first, last in sorted(spans):
-        covered += max(0.0, last - max(first, end))
-        end = max(end, last)
-    return covered / total
+    found, until = [], start
+    for first, last in sorted([*spans, (end, end)]):
+        if first > until:
+            found.append((until, first - until))
+        until = max(until, last)
+    return found
 
 
-def gpu_busy(run: Callable[[], object]) -> float | None:
-    """Share of the time in which the GPU computes or copies, from its trace; None without a GPU or trace."""
+def overlap(spans: Sequence[tuple[float, float]], start: float, length: float) -> float:
+    """How much of a time is covered by spans, which do not overlap each other; each is given by start and length.
+
+    >>> overlap([(0, 1), (3, 2), (6, 2)], 2, 5)
+    3
+    """
+    return sum(max(0, min(at + long, start + length) - max(at, start)) for at, long in spans)
+
+
+def gpu_use(run: Callable[[], object]) -> dict[str, Any] | None:
+    """How much of a run the GPU computes or copies, in all and in equal parts of it; None without a trace of it."""
     if not torch.cuda.is_available():
         return None
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            started = time.perf_counter()
+            started = time.perf_counter_ns()
             run()
             torch.cuda.synchronize()
-            seconds = time.perf_counter() - started
+            taken = time.perf_counter_ns() - started
         # The tracer's own events: converting them to torch's takes longer than the run.
         events = [event for event in profile.profiler.kineto_results.events() if event.device_type().name == "CUDA"]
-        return busy_share([(event.start_ns(), event.end_ns()) for event in events], 1e9 * seconds)
+        spans = [(event.start_ns(), event.end_ns()) for event in events]
+        # The tracer has a clock of its own; the run ends with the GPU's last work.
+        start = max(end for _, end in spans) - taken
+        found = waits(spans, start, start + taken)
     except Exception as error:
         print(f"cannot trace the GPU: {type(error).__name__}: {error}")
         return None
+    part = taken / PARTS
+    shares = [1 - overlap(found, start + part * number, part) / part for number in range(PARTS)]
+    return {"seconds": taken / 1e9, "busy": sum(shares) / PARTS, "busy_by_part": [round(share, 3) for share in shares]}
+
+
+def busy_share(use: dict[str, Any] | None) -> float | None:
+    """Share of the time in which the GPU works."""
+    return use["busy"] if use else None
 
 
 def compare(
@@ -257,7 +279,7 @@ def compare(
     pairs = zip(taken["loop"], taken["stream"], strict=True)
     ratios = [slow["seconds"] / quick["seconds"] for slow, quick in pairs]
     some = files[: 4 * options.batch]
-    busy = {name: gpu_busy(lambda run=run: run(some)) for name, run in (("loop", loop), ("stream", ours))}
+    busy = {name: busy_share(gpu_use(lambda run=run: run(some))) for name, run in (("loop", loop), ("stream", ours))}
     return {
         "seek": seek,
         "allocator": embedder.allocator.name,
@@ -276,6 +298,7 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
     before = (embedder.card.files, sum(embedder.card.declined.values())) if embedder.card else (0, 0)
     rounds = [timed_run(embedder, lambda: streamed(embedder, files, options))[1] for _ in range(options.rounds)]
     traced = options.trace and embedder.config.decoder == options.decoder[0]
+    use = gpu_use(lambda: streamed(embedder, files[: options.trace], options)) if traced else None
     found = {
         "seek": embedder.config.seek,
         "decoder": embedder.config.decoder,
@@ -284,7 +307,8 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
         "videos_per_second": max(times["videos_per_second"] for times in rounds),
         "files_by_the_card": (embedder.card.files - before[0]) / options.rounds if embedder.card else 0,
         "declined": dict(embedder.card.declined) if embedder.card else {},
-        "gpu_busy": gpu_busy(lambda: streamed(embedder, files[: options.trace], options)) if traced else None,
+        "gpu_busy": busy_share(use),
+        "gpu_use": use,
         "gpu_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
     }
     print({name: value for name, value in found.items() if name != "rounds"}, rounds[-1], flush=True)

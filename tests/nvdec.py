@@ -2,7 +2,8 @@
 
 It has the library's habits that matter: it takes addresses of packets behind start codes, needs their headers again
 after a sequence ends, overwrites a picture when the next packet comes, and states a wrong step between 16-bit words.
-Of several pictures in a packet, only the first has a time.
+Of several pictures in a packet, only the first has a time. Times are given back in ascending order, whatever pictures
+they belong to.
 Files of another size are scaled to the first one's, and pictures are spoiled by other parameter sets, since the card
 keeps the number of its reference pictures.
 """
@@ -38,6 +39,8 @@ class Decoder:
     def __init__(self, library: Library, codec: str) -> None:
         self.library, self.context = library, av.CodecContext.create(codec, "r")
         self.given: list[Frame] = []
+        self.times: list[int] = []
+        self.last: int | None = None
         self.size: tuple[int, int] | None = None
         self.parameters: bytes | None = None
         self.spoils = False
@@ -52,7 +55,10 @@ class Decoder:
             data = ctypes.string_at(packet.bsl_data, packet.bsl)
             self.look_at(data)
             frames = []
-            for number, part in enumerate(self.split(data)):
+            parts = self.split(data)
+            if parts:
+                self.times.append(packet.pts)
+            for number, part in enumerate(parts):
                 part.pts = packet.pts if number == 0 else packet.pts + UNKNOWN + number
                 with suppress(av.error.FFmpegError):  # the card conceals
                     frames += self.context.decode(part)
@@ -62,10 +68,21 @@ class Decoder:
         self.library.frames += len(frames)
         if self.library.loses is not None and self.library.frames > self.library.loses:
             frames, self.library.loses = frames[1:], None
-        self.given = [Frame(frame.pts, surface(self.scaled(frame))) for frame in frames]
+        self.given = [Frame(self.time_of(frame), surface(self.scaled(frame))) for frame in frames]
+        if not packet.bsl:
+            self.times, self.last = [], None
         for frame in self.given if self.spoils else ():
             frame.surface.fill_(170)
         return self.given
+
+    def time_of(self, frame: av.VideoFrame) -> int:
+        """The lowest time of all pictures in the decoder. Of those before the first one, FFmpeg gives none."""
+        if frame.pts >= UNKNOWN:
+            return frame.pts
+        before = frame.pts - 1 if self.last is None else self.last
+        self.times = sorted(time for time in self.times if time > before)
+        self.last = self.times.pop(0)
+        return self.last
 
     def split(self, data: bytes) -> list[av.Packet]:
         """A packet for each picture: FFmpeg's decoders take no more."""
@@ -84,7 +101,7 @@ class Decoder:
                 pictures[-1] += piece
             else:
                 before += piece
-        return [av.Packet(part) for part in pictures or [data]]
+        return [av.Packet(part) for part in pictures or [data][: self.context.name not in ("h264", "hevc")]]
 
     def look_at(self, data: bytes) -> None:
         """Note the first sequence parameter set, and whether another one comes."""

@@ -89,7 +89,7 @@ def long_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_card_gives_the_same_frames(encoded: tuple[Path, np.ndarray], seek: Seek) -> None:
     import torch
 
-    from allocembed.video.decoders.nvdec import Nvdec
+    from allocembed.video.decoders.card import Nvdec
 
     path, everything = encoded
     with open_video(path, hardware=Nvdec(torch.device("cpu"), library=Library())) as video:

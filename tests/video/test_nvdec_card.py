@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from allocembed import AllocEmbed
 from allocembed.errors import AllocEmbedError
 from allocembed.policy.replay import Replay
 from allocembed.video import open_video
-from allocembed.video.decoders.nvdec import Nvdec, find_library
+from allocembed.video.decoders.card import Nvdec, find_library
+from allocembed.video.decoders.groups import GroupDecoder
 from tests.clips import picture, time_of_decoding, write_video
 
 GROUPS = {"g": "12", "bf": "3"}
@@ -144,6 +146,24 @@ def test_many_threads_read_while_the_card_computes_and_graphs_are_captured(tmp_p
             each.result()
     assert gpu.files == 96 and not gpu.declined
     assert captures and all(captures)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+def test_one_file_is_decoded_in_several_sessions_at_once(tmp_path, monkeypatch, codec):
+    """A picture whose memory is used again too early differs."""
+    options = {"g": "40", "bf": "3"} if codec == "libx264" else {"x265-params": "log-level=none:keyint=40:open-gop=0"}
+    path, gpu = make(tmp_path, "long.mp4", frames=440, codec=codec, options=options), card()
+    used, decode = set(), GroupDecoder.decode_whole
+    monkeypatch.setattr(GroupDecoder, "decode_whole", lambda self, *given: used.add(self) or decode(self, *given))
+    with ExitStack() as stack:
+        for video in [stack.enter_context(open_video(path, hardware=gpu)) for _ in range(4)]:
+            video.sample(1)
+    with open_video(path) as plain:
+        expected = plain.sample(9)
+    for _ in range(20):
+        with open_video(path, hardware=gpu) as fast:
+            assert_same(fast.sample(9), expected)
+    assert len(used) >= 20 and not gpu.declined
 
 
 @pytest.mark.parametrize("decoder", ["auto", "nvdec"])

@@ -6,14 +6,23 @@ import time
 import pytest
 
 from allocembed.video.decoders import turns
-from allocembed.video.decoders.turns import Turns
+from allocembed.video.decoders.turns import Place, Turns
 
 WORK = 1280 * 720
 
 
+def fill(turns: Turns) -> list[Place]:
+    """Take all places, each alone."""
+    taken = []
+    for _ in range(turns.places):
+        taken.append(turns.take_place(WORK))
+        taken[-1].use_beside(0)
+    return taken
+
+
 def occupied(places: int, card: float | None, cores: float | None) -> Turns:
     made = Turns(places)
-    assert all(made.take_place(WORK) for _ in range(places))
+    fill(made)
     made.card, made.cores = (each and each / WORK for each in (card, cores))
     return made
 
@@ -88,3 +97,40 @@ def test_larger_pictures_are_expected_to_take_longer():
     busy = occupied(1, 0.01, 0.03)  # for a small picture
     began = time.monotonic()
     assert not busy.take_place(20 * WORK) and time.monotonic() - began > 0.3
+
+
+def test_half_of_the_free_places_are_beside_that_of_a_file():
+    made = Turns(8)
+    first = [made.take_place(WORK) for _ in range(4)]
+    assert [place.beside for place in first] == [3, 1, 0, 0]
+    assert first[0].use_beside(2) == 2
+    second = made.take_place(WORK)
+    assert second and second.beside == 0
+    first[0].give_back(decoded=True)
+    assert made.card is None  # a file that was decoded in several places does not tell how long it takes in one
+    assert [made.take_place(WORK).beside for _ in range(2)] == [1, 0]
+
+
+def test_places_that_a_file_does_not_use_go_to_those_who_wait(monkeypatch):
+    monkeypatch.setattr(turns, "KEPT", 0.1)
+    made = Turns(4)
+    unused, used = made.take_place(WORK), made.take_place(WORK)
+    assert unused.beside == 1 and used.beside == 0
+    began = time.monotonic()
+    assert made.take_place(WORK) and made.take_place(WORK)
+    assert 0.05 < time.monotonic() - began < 1.0
+    assert unused.use_beside(1) == 0
+    for place in (unused, used):
+        place.give_back(decoded=False)
+    assert len(fill(Turns(4))) == 4 and made.take_place(WORK)
+
+
+def test_places_in_use_are_not_taken_away(monkeypatch):
+    monkeypatch.setattr(turns, "KEPT", 0.05)
+    monkeypatch.setattr(turns, "LONGEST", 0.2)
+    made = Turns(4)
+    first = made.take_place(WORK)
+    assert first.use_beside(1) == 1 and made.take_place(WORK) and made.take_place(WORK)
+    assert made.take_place(WORK) is None
+    threading.Timer(0.05, lambda: first.use_beside(0)).start()
+    assert made.take_place(WORK)

@@ -3,8 +3,7 @@
 Every packet that PyAV reads and every call of a decoder gives Python's lock away, and while many threads decode,
 getting it back takes longer than the work. So one read fetches many pictures, and the decoder gets them in one call.
 It is then told the time of the first one alone. Pictures are known by their order: one comes out for each that was
-given, and they come out in the order of their times. Some muxers write times in another order, so a file's first
-pictures are given one by one, until it is clear that theirs is right.
+given, and they come out in the order of their times.
 """
 
 from __future__ import annotations
@@ -19,10 +18,16 @@ import numpy as np
 
 from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, Layout, TableMismatch
 from allocembed.video.decoders.bitstream import Entry, Stream
+from allocembed.video.decoders.look import Look
 from allocembed.video.decoders.pyav import SEEK_COST
-from allocembed.video.decoders.sessions import Surface
+from allocembed.video.decoders.sessions import Session, Slot, Surface
 
 READ = 1 << 22  # bytes to read at once, unless one picture has more
+TOGETHER, TOGETHER_BYTES = 32, 1 << 25  # pictures to decode in one call, and their bytes: the library holds them all
+
+
+class OpenGroup(Exception):  # noqa: N818 (caught inside the package)
+    """Decoding cannot start with this group's keyframe alone."""
 
 
 @dataclass
@@ -57,18 +62,22 @@ def plan(table: FrameTable, layout: Layout, wanted: Sequence[int]) -> list[Group
 
 
 class Order:
-    """Tells which of the frames `wanted` a picture is, by the order in which pictures come out of a decoder.
+    """Tells which of the wanted frames a picture is, by the order in which pictures come out of a decoder.
 
     Wanted pictures are held, as `keep` makes them, until one with a known time proves that none before it was lost.
     """
 
-    def __init__(self, table: FrameTable, wanted: Sequence[int], keep: Callable[[Surface, int], Surface]) -> None:
-        self.missing = {int(table.stamps[index]): index for index in wanted}
-        """Frame numbers by time."""
+    def __init__(self, keep: Callable[[Surface, int], Surface]) -> None:
+        self.missing: dict[int, int] = {}
+        """Numbers of wanted frames by time."""
         self._keep = keep
         self._due: list[int] = []  # times of all pictures in the decoder, a heap
         self._known: set[int] = set()
         self._held: list[tuple[int, Surface]] = []
+
+    def want(self, table: FrameTable, indices: Sequence[int]) -> None:
+        """These frames are wanted, too."""
+        self.missing |= {int(table.stamps[index]): index for index in indices}
 
     def expect(self, stamps: Sequence[int]) -> None:
         """The decoder gets pictures with these times, and is told only the first one's."""
@@ -90,7 +99,7 @@ class Order:
     def finish(self, surfaces: Iterable[Surface]) -> Iterator[tuple[int, Surface]]:
         """The same for the last that come out."""
         yield from self.identify(surfaces)
-        if self._due:
+        if self._due or self.missing:
             raise TableMismatch
         yield from self._release()
 
@@ -112,18 +121,15 @@ class GroupReader:
     def close(self) -> None:
         self.file.close()
 
-    def packets(
-        self, group: Group, most: int, left_out: Callable[[int], bool], *, singly: int = 0
-    ) -> tuple[Entry, Iterator[Packet]]:
+    def packets(self, group: Group, most: int, left_out: Callable[[int], bool]) -> tuple[Entry, Iterator[Packet]]:
         """Where decoding can start with a group, and its packets, of at most that many pictures.
 
-        `left_out` says of a time whether its picture is left out if no other one refers to it. The first `singly`
-        pictures get a packet each, and none of them is left out.
+        `left_out` says of a time whether its picture is left out if no other one refers to it.
         """
         samples = self._samples(group)
         stamp, data = next(samples)
         entry, _ = self.stream.mark_units(data)
-        return entry, self._packets(stamp, data, samples, most, left_out, singly)
+        return entry, self._packets(stamp, data, samples, most, left_out)
 
     def _packets(
         self,
@@ -132,17 +138,15 @@ class GroupReader:
         samples: Iterator[tuple[int, memoryview]],
         most: int,
         left_out: Callable[[int], bool],
-        singly: int,
     ) -> Iterator[Packet]:
         parts, stamps = [self.stream.headers, first], [entry]
         for stamp, data in samples:
             _, disposable = self.stream.mark_units(data)
             # A picture that is shown before the keyframe belongs to the group before.
-            if stamp < entry or (singly < 1 and disposable and left_out(stamp)):
+            if stamp < entry or (disposable and left_out(stamp)):
                 continue
-            if len(stamps) == most or singly > 0:
+            if len(stamps) == most:
                 yield Packet(b"".join(parts), stamps)
-                singly -= 1
                 parts, stamps = [], []
             parts.append(data)
             stamps.append(stamp)
@@ -175,3 +179,55 @@ class GroupReader:
         if done < len(block):
             raise CannotDecodeHere("a file that became shorter")
         return block
+
+
+class GroupDecoder:
+    """Decodes groups of one file in one session, many pictures in each call.
+
+    What a group leaves in the session comes out when the next one begins, or in the end.
+    """
+
+    def __init__(self, slot: Slot, session: Session, reader: GroupReader, look: Look, *, spares: bool) -> None:
+        self.slot, self.session, self.reader, self.look, self.spares = slot, session, reader, look, spares
+        self.most = max(1, min(TOGETHER, TOGETHER_BYTES // look.bytes))
+        self.order = Order(self._keep)
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def start(self) -> None:
+        """Forget what was decoded before."""
+        self.session.drain()
+        self.order = Order(self._keep)
+
+    def decode(self, table: FrameTable, group: Group) -> Iterator[tuple[int, Surface]]:
+        """Yield wanted frames and their numbers, also those of the group before."""
+        entry, packets = self.reader.packets(group, self.most, self._is_spare)
+        if entry is Entry.NOWHERE:
+            raise OpenGroup
+        if entry is Entry.AFTER_END:
+            yield from self.finish()
+        self.order.want(table, group.wanted)
+        for packet in packets:
+            self.order.expect(packet.stamps)
+            yield from self.order.identify(self.session.decode_bytes(packet.data, packet.stamps[0]))
+
+    def finish(self) -> Iterator[tuple[int, Surface]]:
+        """Yield what is left."""
+        yield from self.order.finish(self.session.drain())
+
+    def decode_whole(self, table: FrameTable, group: Group) -> list[tuple[int, Surface]] | None:
+        """All wanted frames of a group, complete on the card; None if decoding cannot start with it."""
+        with self.slot.lane():
+            self.start()
+            try:
+                return [*self.decode(table, group), *self.finish()]
+            except OpenGroup:
+                return None
+
+    def _is_spare(self, stamp: int) -> bool:
+        return self.spares and stamp not in self.order.missing
+
+    def _keep(self, surface: Surface, pts: int) -> Surface:
+        with self.slot.within():
+            return Surface(pts, None, self.look.to_rgb(surface.frame))

@@ -1,4 +1,4 @@
-"""Decode on the decoders of an NVIDIA card, through PyNvVideoCodec. Frames stay on the card.
+"""Decode one file on the decoders of an NVIDIA card. Frames stay on the card.
 
 Frame tables are those of PyAV's path, and pictures are checked against them, so exact means the same frames. Of a local
 MP4, `groups` reads many pictures at once; other packets come from our own `Demuxer`. What the card cannot decode, PyAV
@@ -8,177 +8,36 @@ PyAV would report it.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cache
+from contextlib import AbstractContextManager, closing, nullcontext
+from itertools import islice
 from pathlib import Path
-from threading import Lock
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from allocembed.errors import ConfigError, MissingDependency, VideoError
-from allocembed.video.decoders.base import (
-    CORES_BESIDE,
-    SETTING_UP,
-    CannotDecodeHere,
-    Decoder,
-    FrameTable,
-    Layout,
-    Picture,
-    TableMismatch,
-)
-from allocembed.video.decoders.bitstream import Entry, Stream, describe
-from allocembed.video.decoders.colours import Colours, Turn
-from allocembed.video.decoders.groups import Group, GroupReader, Order, plan
-from allocembed.video.decoders.pyav import BT601, FULL_RANGE, MATRICES, PyAVDecoder, display_turn, shown_width
+from allocembed.errors import VideoError
+from allocembed.threads import map_ordered
+from allocembed.video.decoders.base import SETTING_UP, CannotDecodeHere, FrameTable, Layout, Picture, TableMismatch
+from allocembed.video.decoders.bitstream import Stream, describe
+from allocembed.video.decoders.groups import Group, GroupDecoder, GroupReader, OpenGroup, plan
+from allocembed.video.decoders.look import Look, look_at
+from allocembed.video.decoders.pyav import PyAVDecoder
 from allocembed.video.decoders.sessions import Session, Slot, Surface
-from allocembed.video.decoders.turns import Place, Turns
+from allocembed.video.decoders.turns import Place
 
 if TYPE_CHECKING:
     from av.packet import Packet
 
+    from allocembed.video.decoders.card import Nvdec
     from allocembed.video.packets import Demuxer
 
-LIBRARY = "PyNvVideoCodec"
-FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
-BUSY = "all decoders were busy"
-PROOF = 16  # pictures of a file whose order is compared with their times, before others are known by their order
-TOGETHER, TOGETHER_BYTES = 32, 1 << 25  # pictures to decode in one call, and their bytes: the library holds them all
+PACKETS = 64  # in which pictures are shown in another order than they are decoded, if that is so at all
 logger = logging.getLogger("allocembed")
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a file's first keyframe says about all of its pictures."""
-
-    colours: Colours
-    turn: Turn
-    width: int
-    """Pixels across, once they are square."""
-    size: tuple[int, int]
-    """Height and width as coded."""
-
-    @property
-    def bytes(self) -> int:
-        """Of a picture on the card."""
-        return self.size[0] * self.size[1] * 3 // 2 * (1 if self.colours.bits == 8 else 2)
-
-
-class Nvdec:
-    """The decoders of one card, for all threads. With `shared`, PyAV decodes a file if it would finish it first."""
-
-    places = 8
-    """Files to decode at the same time. An H200 has seven decoders; more files only take longer each."""
-
-    def __init__(self, device: torch.device, *, shared: bool = True, library: Any = None) -> None:
-        self.device, self.library = device, library or find_library()
-        self.declined: Counter[str] = Counter()
-        """Files that PyAV decoded, by reason."""
-        self.files = 0
-        """Files that the card decoded."""
-        self.shared, self.turns = shared, Turns(self.places)
-        self._idle: list[Slot] = []
-        self._able: dict[tuple[str, int], dict[str, int]] = {}
-        self._lock = Lock()
-
-    def open(self, demuxer: Demuxer) -> Decoder:
-        """A decoder for a file."""
-        work = pixels(demuxer)
-        place = self.turns.take_place(work) if self.shared else self.turns.wait_for_place(work)
-        if self.shared and place is None:
-            self.count(BUSY)
-            return OnCores(self.turns, demuxer)
-        slot = None
-        try:
-            with self._lock:
-                slot = self._idle.pop() if self._idle else None
-            slot = slot or Slot(self.device)
-            return NvdecDecoder(self, slot, demuxer, place)
-        except BaseException:
-            self.keep(slot)
-            if place is not None:
-                place.give_back(decoded=False)
-            raise
-
-    def keep(self, slot: Slot | None) -> None:
-        """Keep a slot for another file."""
-        if slot is not None:
-            with self._lock:
-                self._idle.append(slot)
-
-    def session(self, slot: Slot, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
-        """A session for a stream of (height, width), and its name."""
-        height, width = size
-        able = self._ask(stream.codec, bits)
-        fits = able["width_min"] <= width <= able["width_max"] and able["height_min"] <= height <= able["height_max"]
-        if not able["supported"] or not fits or width * height > 256 * able["mb_num_max"]:
-            raise CannotDecodeHere(f"{stream.codec} of {bits} bits and {width}x{height}")
-        key = stream.codec, bits, size, stream.kind
-        session = slot.sessions.get(key)
-        if session is None:
-            with SETTING_UP:
-                session = Session(self.library, slot, stream.codec, size)
-        if not isinstance(stream.kind, Stream):
-            slot.keep(key, session)
-        return key, session
-
-    def count(self, reason: str | None) -> None:
-        """Note a file, and why PyAV decoded it if it did."""
-        with self._lock:
-            if reason is None:
-                self.files += 1
-            else:
-                self.declined[reason] += 1
-
-    def summary(self) -> str:
-        """One line about what was decoded where.
-
-        >>> card = Nvdec(torch.device("cpu"), library=object())
-        >>> card.count(None), card.count("VP8"), card.summary()
-        (None, None, 'the GPU decoded 1 file, PyAV 1 (VP8)')
-        """
-        others = sum(self.declined.values())
-        reasons = f" ({', '.join(self.declined)})" if others else ""
-        return f"the GPU decoded {self.files} file{'s' * (self.files != 1)}, PyAV {others}{reasons}"
-
-    def _ask(self, codec: str, bits: int) -> dict[str, int]:
-        """What the card says about a codec, 4:2:0."""
-        with self._lock:
-            if (codec, bits) not in self._able:
-                library = self.library
-                with SETTING_UP:  # the library creates a context to ask in
-                    self._able[codec, bits] = library.GetDecoderCaps(
-                        gpuid=self.device.index or 0,
-                        codec=getattr(library.cudaVideoCodec, codec),
-                        chromaformat=library.cudaVideoChromaFormat(1),
-                        bitdepth=bits,
-                    )
-            return self._able[codec, bits]
-
-
-class OnCores(PyAVDecoder):
-    """Decodes one file with PyAV, and says how long that took."""
-
-    def __init__(self, turns: Turns, demuxer: Demuxer) -> None:
-        super().__init__(demuxer)
-        demuxer.stream.codec_context.thread_count = max(demuxer.limits.threads, CORES_BESIDE)
-        self.turns, self.began, self.decoded = turns, time.monotonic(), False
-
-    def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
-        yield from super().pictures(table, exact, keyframes)
-        self.decoded = True
-
-    def close(self) -> None:
-        if self.decoded:
-            self.decoded = False
-            self.turns.note_cores(time.monotonic() - self.began, pixels(self.demuxer))
 
 
 class NvdecDecoder(PyAVDecoder):
@@ -193,17 +52,16 @@ class NvdecDecoder(PyAVDecoder):
         self._session: Session | None = None
         self._key: Hashable = None
         self._stream: Stream | None = None
-        self._reader: GroupReader | None = None
-        self._closed = self._counted = self._took_over = False
+        self._own: GroupDecoder | None = None
+        self._closed = self._counted = self._took_over = self._in_order = False
         self._place, self._decoded = place, False
-        self._unproved = PROOF
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             try:
-                if self._reader is not None:
-                    self._reader.close()
+                if self._own is not None:
+                    self._own.close()
                 kept = self._session is not None and self.slot.sessions.get(self._key) is self._session
                 with nullcontext() if kept else SETTING_UP:
                     self._session = None
@@ -219,6 +77,10 @@ class NvdecDecoder(PyAVDecoder):
         try:
             if not self._unable:
                 self._open(table)
+                if exact:
+                    self._check_order(table)
+                if self._place is not None and (not exact or self._layout(table) is None):
+                    self._place.use_beside(0)
                 for index, stamp, pixels in super().pictures(table, exact, keyframes):
                     for waiting in (left, left_keys):
                         if table.by == "pts" and index in waiting:
@@ -284,12 +146,19 @@ class NvdecDecoder(PyAVDecoder):
     def _layout(self, table: FrameTable) -> Layout | None:
         """Where the pictures are, if they can be read from the file without PyAV."""
         assert self._stream is not None
-        file = self.demuxer.file
-        if table.layout is None or not isinstance(file, Path) or not self._stream.in_place:
+        assert self._session is not None
+        if table.layout is None or not isinstance(self.demuxer.file, Path) or not self._stream.in_place:
             return None
-        if self._reader is None:
-            self._reader = GroupReader(file, table.layout, self._stream, self.demuxer.stopwatch.check)
+        if self._own is None:
+            self._own = self._group_decoder(self.slot, self._session, table.layout)
         return table.layout
+
+    def _group_decoder(self, slot: Slot, session: Session, layout: Layout) -> GroupDecoder:
+        assert self._stream is not None
+        assert self._look is not None
+        assert isinstance(self.demuxer.file, Path)
+        reader = GroupReader(self.demuxer.file, layout, self._stream, self.demuxer.stopwatch.check)
+        return GroupDecoder(slot, session, reader, self._look, spares=self.spares)
 
     def _decode_groups(
         self,
@@ -297,55 +166,83 @@ class NvdecDecoder(PyAVDecoder):
         groups: Sequence[Group],
         decode_open: Callable[[FrameTable, Sequence[int]], Iterator[tuple[int, Any]]],
     ) -> Iterator[tuple[int, Any]]:
-        """Decode many pictures in each call. Groups that cannot be read so are left to another way.
-
-        What one group leaves in the decoder comes out when the next one begins.
-        """
-        assert self._session is not None
-        assert self._reader is not None
-        assert self._look is not None
-        session, order = self._session, Order(table, [index for group in groups for index in group.wanted], self._keep)
-        most = max(1, min(TOGETHER, TOGETHER_BYTES // self._look.bytes))
-
-        def is_spare(stamp: int) -> bool:
-            return self.spares and stamp not in order.missing
-
-        session.drain()
-        for group in groups:
-            singly = self._unproved if group.last > group.first else 0
-            entry, packets = self._reader.packets(group, most, is_spare, singly=singly)
-            if entry is not Entry.ANYWHERE:
-                yield from order.finish(session.drain())
-            if entry is Entry.NOWHERE:
-                for index, frame in decode_open(table, group.wanted):
-                    del order.missing[int(table.stamps[index])]
-                    yield index, frame
-                session.drain()
+        """Decode many pictures in each call. Groups that cannot be read so are left to another way."""
+        assert self._own is not None
+        own, left = self._own, deque(groups)
+        own.start()
+        while left:
+            if len(left) > 2 and (slots := self._borrow(len(left) - 1)):
+                yield from own.finish()
+                yield from self._decode_side_by_side(table, left, slots)
                 continue
-            for packet in packets:
-                order.expect(packet.stamps)
-                self._unproved -= singly > 0
-                yield from order.identify(session.decode_bytes(packet.data, packet.stamps[0]))
-        yield from order.finish(session.drain())
-        if order.missing:
-            raise TableMismatch
+            group = left.popleft()
+            try:
+                yield from own.decode(table, group)
+            except OpenGroup:
+                yield from own.finish()
+                yield from decode_open(table, group.wanted)
+                own.start()
+        yield from own.finish()
 
-    def _keep(self, surface: Surface, pts: int) -> Surface:
-        return Surface(pts, None, self.to_rgb(surface))
+    def _borrow(self, most: int) -> list[Slot]:
+        """Other slots in which a session of this file's kind is idle, with a place for each."""
+        if self._place is None:
+            return []
+        slots = self.card.lend(self._key, min(most, self._place.beside))
+        used = self._place.use_beside(len(slots))
+        for slot in slots[used:]:  # another file took the place meanwhile
+            self.card.keep(slot)
+        return slots[:used]
+
+    def _decode_side_by_side(
+        self, table: FrameTable, left: deque[Group], slots: Sequence[Slot]
+    ) -> Iterator[tuple[int, Any]]:
+        """Decode groups in this slot and others, and take them from `left`, until one has to be decoded otherwise."""
+        assert self._own is not None
+        assert table.layout is not None
+        others: list[GroupDecoder] = []
+        idle: SimpleQueue[GroupDecoder] = SimpleQueue()
+        idle.put(self._own)
+
+        def decode(group: Group) -> list[tuple[int, Surface]] | None:
+            decoder = idle.get()
+            try:
+                return decoder.decode_whole(table, group)
+            finally:
+                idle.put(decoder)
+
+        try:
+            for slot in slots:
+                others.append(self._group_decoder(slot, slot.sessions[self._key], table.layout))
+                idle.put(others[-1])
+            with closing(map_ordered(decode, list(left), workers=1 + len(others))) as found:
+                for frames in found:
+                    if frames is None:
+                        break
+                    left.popleft()
+                    for index, surface in frames:
+                        self.slot.borrow(surface.rgb)
+                        yield index, surface
+        except Exception:
+            with SETTING_UP:
+                for slot in slots:
+                    slot.sessions.pop(self._key, None)
+            raise
+        finally:
+            for decoder in others:
+                decoder.close()
+            for slot in slots:
+                self.card.keep(slot)
+            if self._place is not None:
+                self._place.use_beside(0)
+            self._own.start()
 
     def to_rgb(self, frame: Any) -> Any:
         if frame.rgb is not None:
             return frame.rgb
         assert self._look is not None
-        height, width = self._look.size
         with self.slot.within():
-            surface = torch.from_dlpack(frame.frame)
-            if surface.shape != (height * 3 // 2, width):
-                raise CannotDecodeHere("frames of different sizes")
-            if self._look.colours.bits > 8:  # the library states a wrong step between 16-bit words
-                surface = surface.as_strided(surface.shape, (surface.stride(0), 1))
-            image = self._look.colours.to_rgb(surface, self._look.width)
-            return self._look.turn.apply(image).contiguous()
+            return self._look.to_rgb(frame.frame)
 
     def restart(self) -> None:
         """Forget what was decoded before a seek."""
@@ -364,24 +261,26 @@ class NvdecDecoder(PyAVDecoder):
             if self._stream is None:
                 raise CannotDecodeHere(self.demuxer.stream.codec_context.name)
         if self._look is None:
-            self._look = self._look_at(table)
+            frame = self.fallback.first_keyframe(table)
+            if frame is None:
+                raise TableMismatch
+            self._look = look_at(self.demuxer, frame)
         look = self._look
         self._key, self._session = self.card.session(self.slot, self._stream, look.colours.bits, look.size)
 
-    def _look_at(self, table: FrameTable) -> Look:
-        frame = self.fallback.first_keyframe(table)
-        if frame is None:
+    def _check_order(self, table: FrameTable) -> None:
+        """Raise TableMismatch if the times of a file may not be in the order of its pictures, as where a muxer has
+        written times of decoding: the card would not notice, since it gives times back in ascending order."""
+        if self._in_order or not self.demuxer.stream.codec_context.has_b_frames:
+            return
+        if table.layout is not None:
+            stamps = table.layout.stamps
+        else:
+            packets = islice(self.demuxer.packets_from(table, int(table.entries[0])), PACKETS)
+            stamps = [packet.pts for packet in packets if packet.pts is not None]
+        if (np.diff(stamps) >= 0).all():
             raise TableMismatch
-        if frame.format.name not in FORMATS or frame.width % 2 or frame.height % 2:
-            raise CannotDecodeHere(f"{frame.format.name} of {frame.width}x{frame.height}")
-        if frame.interlaced_frame:
-            raise CannotDecodeHere("interlaced pictures")
-        width = shown_width(self.demuxer, frame)
-        self.demuxer.limits.check_pixels(width, frame.height, self.demuxer.source)
-        matrix = MATRICES.get(frame.colorspace, BT601)
-        full = frame.color_range == FULL_RANGE or frame.format.name == "yuvj420p"
-        colours = Colours(matrix, full, FORMATS[frame.format.name])
-        return Look(colours, Turn(*display_turn(frame)), width, (frame.height, frame.width))
+        self._in_order = True
 
     def _take_over(self) -> None:
         """Let FFmpeg decode with all threads that it may use."""
@@ -401,39 +300,3 @@ class NvdecDecoder(PyAVDecoder):
         if not self._counted:
             self._counted = True
             self.card.count(reason)
-
-
-def pixels(demuxer: Demuxer) -> int:
-    """Of a picture, as the file says."""
-    return max(1, demuxer.stream.width * demuxer.stream.height)
-
-
-@cache
-def find_card(decoder: str, device: torch.device) -> Nvdec | None:
-    """The decoders to use beside a model on `device`: one object for each card, for all who ask.
-
-    With "auto", None if there are none; with "nvdec" that is an error.
-    """
-    if decoder == "pyav" or (decoder == "auto" and device.type != "cuda"):
-        return None
-    if device.type != "cuda":
-        raise ConfigError("cannot decode on a GPU: the model is on the CPU; use --device cuda, or --decoder pyav")
-    try:
-        return Nvdec(device, shared=decoder == "auto")
-    except (ConfigError, MissingDependency):
-        if decoder == "nvdec":
-            raise
-        return None
-
-
-def find_library() -> Any:
-    """PyNvVideoCodec, or a reason why it cannot be used."""
-    logging.getLogger(LIBRARY).setLevel(logging.CRITICAL)  # it writes pages about a missing driver
-    try:
-        return importlib.import_module(LIBRARY)
-    except ModuleNotFoundError as error:
-        raise MissingDependency("decoding on the GPU", LIBRARY, "gpu") from error
-    except (ImportError, RuntimeError, OSError) as error:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        remedy = "use --decoder pyav, or install NVIDIA's driver with its video libraries"
-        raise ConfigError(f"cannot decode on the GPU: {cause}; {remedy}") from error

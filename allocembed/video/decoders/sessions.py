@@ -94,6 +94,11 @@ class Slot:
                 if self.stream:
                     self.stream.synchronize()
 
+    def borrow(self, tensor: torch.Tensor) -> None:
+        """Use a tensor of another slot in this one's stream: its memory is not used again before that is done."""
+        if self.stream:
+            tensor.record_stream(self.stream)
+
     def keep(self, key: Hashable, session: Session) -> None:
         """Keep a session for the next file of its kind, and drop the one that was used least recently."""
         self.sessions[key] = session

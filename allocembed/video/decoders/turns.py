@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from threading import BoundedSemaphore, Lock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
 
 RECENT = 0.3  # share of the newest file in what a file is expected to take
 FORGET = 0.995  # what the cores took counts less with each file that finds no place, so that they are tried again
 LONGEST = 5.0  # seconds to wait for a place where the cores can take the file
 PATIENCE = 30.0  # seconds to wait where they cannot
+KEPT = 0.25  # seconds for which places beside a file's own are kept until it uses them
 
 
 class Turns:
     """Places on a card, for all threads. It learns how long the card and the cores take for a file.
 
-    Times are compared for pictures of one size: `work` is the number of pixels in a file's pictures.
+    Times are compared for pictures of one size: `work` is the number of pixels in a file's pictures. While few files
+    are decoded, a file gets places beside its own, to be decoded in several at once: half of those that are free.
     """
 
     def __init__(self, places: int) -> None:
@@ -23,33 +27,32 @@ class Turns:
         """Seconds a pixel on the card, while others are decoded there too."""
         self.cores: float | None = None
         """Seconds a pixel on the cores; None until a file was decoded there."""
-        self._free = BoundedSemaphore(places)
-        self._lock = Lock()
+        self._free = places
+        self._changed = Condition()
+        self._beside = 0  # places that files have beside their own
+        self._unused: list[Place] = []  # files' own places, where those beside are not in use yet
         self._waiting = 0
         self._tried = False
 
     def wait_for_place(self, work: int) -> Place | None:
         """Take a place on the card; None if none becomes free, as where one thread has many files open."""
-        return Place(self, work) if self._free.acquire(timeout=PATIENCE) else None
+        return self._take(work, PATIENCE)
 
     def take_place(self, work: int) -> Place | None:
         """Take a place on the card; None if the cores would finish the file before the card could."""
-        if self._free.acquire(blocking=False):
-            return Place(self, work)
+        if place := self._take(work, 0.0):
+            return place
         patience = self.patience(work)
         if patience <= 0:
             return None
-        with self._lock:
-            self._waiting += 1
-        try:
-            return Place(self, work) if self._free.acquire(timeout=patience) else None
-        finally:
-            with self._lock:
-                self._waiting -= 1
+        with self._counted():
+            return self._take(work, patience)
 
     def patience(self, work: int) -> float:
         """Seconds that it is worth to wait for a place; 0 if none is expected to be free in time."""
-        with self._lock:
+        with self._changed:
+            if self._beside:
+                return LONGEST  # they will be free soon
             if self.cores is None:
                 first, self._tried = not self._tried, True  # one file is enough to know
                 return 0.0 if first else LONGEST
@@ -60,31 +63,82 @@ class Turns:
 
     def note_cores(self, seconds: float, work: int) -> None:
         """The cores have decoded a file."""
-        with self._lock:
+        with self._changed:
             self.cores = _recent(self.cores, seconds / work)
 
     def note_card(self, seconds: float, work: int) -> None:
         """The card has decoded a file."""
-        with self._lock:
+        with self._changed:
             self.card = _recent(self.card, seconds / work)
 
-    def free(self) -> None:
-        """Another file may take a place."""
-        self._free.release()
+    def free(self, count: int = 1) -> None:
+        """Other files may take places."""
+        with self._changed:
+            self._free += count
+            self._changed.notify(count)
+
+    def use_beside(self, place: Place, most: int) -> int:
+        """Use up to `most` of the places beside one, and free the others; return how many are used."""
+        with self._changed:
+            if place in self._unused:
+                self._unused.remove(place)
+            spare = max(0, place.beside - most)
+            place.beside -= spare
+            self._beside -= spare
+            self.free(spare)
+            return place.beside
+
+    def _take(self, work: int, patience: float) -> Place | None:
+        end = time.monotonic() + patience
+        with self._changed:
+            while not self._free:
+                now = time.monotonic()
+                for place in [place for place in self._unused if place.began + KEPT <= now]:
+                    self.use_beside(place, 0)
+                if self._free:
+                    break
+                if now >= end:
+                    return None
+                self._changed.wait(min([end, *(place.began + KEPT for place in self._unused)]) - now)
+            place = Place(self, work, (self._free - 1) // 2)
+            self._free -= 1 + place.beside
+            self._beside += place.beside
+            if place.beside:
+                self._unused.append(place)
+            return place
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting -= 1
 
 
 class Place:
-    """A place on the card, from now on until it is given back."""
+    """A place on the card, from now on until it is given back, and perhaps others beside it."""
 
-    def __init__(self, turns: Turns, work: int) -> None:
+    def __init__(self, turns: Turns, work: int, beside: int = 0) -> None:
         self.turns, self.work, self.began = turns, work, time.monotonic()
-        self.held = True
+        self.beside = beside
+        """Other places that the file has. Those that it does not use soon, other files may take."""
+        self.held = self.alone = True
+
+    def use_beside(self, most: int) -> int:
+        """Use up to `most` of the places beside this one, from now on; return how many there are."""
+        used = self.turns.use_beside(self, most)
+        self.alone = self.alone and not used
+        return used
 
     def give_back(self, *, decoded: bool) -> None:
-        """Let another file have the place. Only what the card has `decoded` tells how long it takes."""
+        """Let other files have the places. Only what the card has `decoded`, in one place, tells how long it takes."""
+        self.use_beside(0)
         if self.held:
             self.held = False
-            if decoded:
+            if decoded and self.alone:
                 self.turns.note_card(time.monotonic() - self.began, self.work)
             self.turns.free()
 

@@ -1,0 +1,137 @@
+"""One file in several sessions of a card at once, through the stand-in for its library."""
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allocembed.video import open_video
+from allocembed.video.decoders.card import Nvdec
+from allocembed.video.decoders.groups import GroupDecoder
+from tests.clips import write_video
+from tests.nvdec import Library
+from tests.video.test_nvdec import card
+
+X265 = "log-level=none:keyint=40:min-keyint=40:scenecut=0:open-gop="
+FILES = {
+    "b_frames.mp4": {"options": {"g": "40", "bf": "3", "sc_threshold": "0"}},
+    "no_b_frames.mp4": {"options": {"g": "40", "bf": "0", "sc_threshold": "0"}},
+    "hevc.mp4": {"codec": "libx265", "options": {"x265-params": X265 + "0"}},
+    "hevc_open_groups.mp4": {"codec": "libx265", "options": {"x265-params": X265 + "1"}},
+    "hevc_ten_bits.mp4": {"codec": "libx265", "pixels": "yuv420p10le", "options": {"x265-params": X265 + "0"}},
+    "open_groups.mp4": {"options": {"g": "40", "bf": "3", "sc_threshold": "0", "x264-params": "open-gop=1"}},
+}
+FRAMES, SAMPLED = 440, 9  # far enough from each other that each is decoded from its own keyframe
+
+
+def make(folder: Path, name: str) -> Path:
+    return write_video(folder / name, FRAMES, **FILES[name])
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The decoders that have decoded groups side by side, and the threads."""
+    found, decode = [], GroupDecoder.decode_whole
+
+    def noted(decoder, table, group):
+        found.append((decoder, threading.get_ident()))
+        return decode(decoder, table, group)
+
+    monkeypatch.setattr(GroupDecoder, "decode_whole", noted)
+    return found
+
+
+def prepare(gpu: Nvdec, path: Path, count: int = 4) -> Nvdec:
+    """Make sessions for files like this one, by reading several at once."""
+    with ExitStack() as stack:
+        for video in [stack.enter_context(open_video(path, hardware=gpu)) for _ in range(count)]:
+            video.sample(1)
+    assert len(gpu._idle) == count
+    return gpu
+
+
+def all_free(gpu: Nvdec) -> bool:
+    place = gpu.turns.take_place(1)
+    beside = place.beside
+    place.give_back(decoded=False)
+    return beside == (gpu.places - 1) // 2
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_frames_are_those_of_pyav(tmp_path, used, name):
+    path = make(tmp_path, name)
+    gpu = prepare(card(), path)
+    for count in (5, SAMPLED, 40):
+        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+            expected, found = plain.sample(count), fast.sample(count)
+        difference = np.abs(found.frames.numpy().astype(int) - expected.frames)
+        assert difference.max() == 0 if "ten_bits" not in name else difference.mean() < 0.05
+    assert not gpu.declined and all_free(gpu)
+    if name != "open_groups.mp4":
+        assert len({decoder for decoder, _ in used}) > 1 and len({thread for _, thread in used}) > 1
+
+
+def test_files_wait_for_no_session_that_would_have_to_be_made(tmp_path, used):
+    path, library = make(tmp_path, "b_frames.mp4"), Library()
+    gpu = card(library)
+    with open_video(path, hardware=gpu) as video:
+        video.sample(SAMPLED)
+    assert not used and library.sessions == 1 and all_free(gpu)
+
+
+def test_a_file_uses_no_more_than_half_of_the_free_places(tmp_path, used):
+    path = make(tmp_path, "no_b_frames.mp4")
+    gpu = prepare(card(), path)
+    with open_video(path, hardware=gpu) as first, open_video(path, hardware=gpu) as second:
+        first.sample(SAMPLED)
+        assert 1 < len({decoder for decoder, _ in used}) <= 4
+        used.clear()
+        second.sample(SAMPLED)
+        assert len({decoder for decoder, _ in used}) <= 2
+    assert all_free(gpu)
+
+
+@pytest.mark.parametrize("after", [2, 6, 12])
+def test_what_is_left_after_an_error_is_decoded_by_pyav(tmp_path, used, after):
+    path, library = make(tmp_path, "b_frames.mp4"), Library()
+    gpu = prepare(card(library), path)
+    library.breaks_at = library.packets + after
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert np.array_equal(fast.sample(SAMPLED).frames.numpy(), plain.sample(SAMPLED).frames)
+    assert used and list(gpu.declined) == ["RuntimeError on the GPU"]
+    assert not any(slot.sessions for slot in gpu._idle) and all_free(gpu)
+
+
+@pytest.mark.parametrize("after", [10, 40, 70])
+def test_a_picture_that_the_card_loses_is_noticed(tmp_path, used, after):
+    path, library = make(tmp_path, "b_frames.mp4"), Library()
+    gpu = prepare(card(library), path)
+    library.loses = library.frames + after
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert np.array_equal(fast.sample(SAMPLED).frames.numpy(), plain.sample(SAMPLED).frames)
+    assert used and list(gpu.declined) == ["unusual times"]
+
+
+def test_leaving_early_ends_the_threads_and_frees_the_places(tmp_path, used):
+    path = make(tmp_path, "no_b_frames.mp4")
+    gpu, threads = prepare(card(), path), threading.active_count()
+    with open_video(path, hardware=gpu) as video:
+        pictures = video.decoder.pictures(video.table, [20, 60, 100, 140, 180, 220])
+        while not used:
+            next(pictures)
+        pictures.close()
+        assert threading.active_count() == threads
+    assert all_free(gpu) and len(gpu._idle) == 4
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert np.array_equal(fast.sample(SAMPLED).frames.numpy(), plain.sample(SAMPLED).frames)
+
+
+def test_windows_are_those_of_pyav(tmp_path, used):
+    path = make(tmp_path, "b_frames.mp4")
+    gpu = prepare(card(), path)
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        for expected, found in zip(plain.windows(3, 2), fast.windows(3, 2), strict=True):
+            assert np.array_equal(found.frames.numpy(), expected.frames)
+    assert used
