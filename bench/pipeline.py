@@ -47,6 +47,7 @@ from allocembed.policy.preview import BackbonePreview
 from allocembed.resize import chunk_seconds
 from allocembed.threads import core_count
 from allocembed.video import Clip
+from allocembed.video.decoders.card import find_card
 
 WORLD_FRAMES = 160
 PARTS = 20  # of a run, to see when the GPU is busy
@@ -251,6 +252,7 @@ def compare(
 ) -> dict[str, Any]:
     """Run both in turns, until the rounds or the minutes are over."""
     config = replace(embedder.config, seek=seek, decoder=decoder)
+    find_card.cache_clear()  # what was learned from other files
     embedder = TimedEmbedder(embedder.backbone, embedder.allocator, config)
     if options.stream_only:
         return stream_alone(embedder, files, options)
@@ -297,8 +299,7 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
     streamed(embedder, files[: (2 if embedder.card else 1) * options.batch], options)
     before = (embedder.card.files, sum(embedder.card.declined.values())) if embedder.card else (0, 0)
     rounds = [timed_run(embedder, lambda: streamed(embedder, files, options))[1] for _ in range(options.rounds)]
-    traced = options.trace and embedder.config.decoder == options.decoder[0]
-    use = gpu_use(lambda: streamed(embedder, files[: options.trace], options)) if traced else None
+    use = gpu_use(lambda: streamed(embedder, files[: options.trace], options)) if options.trace else None
     found = {
         "seek": embedder.config.seek,
         "decoder": embedder.config.decoder,
@@ -352,13 +353,11 @@ def main() -> None:
     parser.add_argument("--seek", nargs="+", default=["exact"], choices=["exact", "keyframe"])
     parser.add_argument("--decoder", nargs="+", default=["auto"], choices=["auto", "pyav", "nvdec"])
     parser.add_argument("--stream-only", action="store_true", help="do not run the loop")
-    parser.add_argument(
-        "--trace",
-        type=int,
-        default=32,
-        help="videos to see how busy the GPU is, with the first decoder and --stream-only",
-    )
+    parser.add_argument("--trace", type=int, default=32, help="videos to see how busy the GPU is, with --stream-only")
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument(
+        "--batch-tokens", type=int, help="most tokens in one forward pass (default: by the GPU's memory)"
+    )
     parser.add_argument("--workers", type=int, help="threads of stream (default: as it chooses)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=6.0, help="start no new round after this time")

@@ -86,13 +86,23 @@ def test_a_compiled_backbone_reads_in_one_thread(qwen3_folder, files, monkeypatc
 def test_no_more_than_twice_the_batch_and_what_workers_hold_is_read_ahead(embeds, monkeypatch, large):
     if large:
         monkeypatch.setattr(stream, "SMALL", 0)
-    started, frames = [], np.stack([picture(index) for index in range(4)])
-    opened = embeds.open
-    monkeypatch.setattr(embeds, "open", lambda *given, **more: (started.append(1), opened(*given, **more))[1])
-    for taken, _ in enumerate(embeds.stream([frames] * 40, batch=2, workers=3), 1):
+    frames = np.stack([picture(index) for index in range(4)])
+    opened, embedded, begun, done, ahead = embeds.open, stream.embed_items, [], [], []
+
+    def noted(*given, **more):
+        begun.append(1)
+        ahead.append(len(begun) - len(done))
+        return opened(*given, **more)
+
+    def counted(backbone, items):
+        done.extend(items)
+        return embedded(backbone, items)
+
+    monkeypatch.setattr(embeds, "open", noted)
+    monkeypatch.setattr(stream, "embed_items", counted)
+    for _ in embeds.stream([frames] * 40, batch=2, workers=3):
         time.sleep(0.02)  # a slow reader of results
-        assert len(started) <= taken + 2 * (4 + 3)  # as many may be embedded out of order
-    assert len(started) == 40
+    assert len(done) == 40 and 1 < max(ahead) <= 2 * 2 + 3
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
