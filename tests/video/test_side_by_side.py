@@ -55,7 +55,7 @@ def prepare(gpu: Nvdec, path: Path, count: int = 4) -> Nvdec:
 def all_free(gpu: Nvdec) -> bool:
     place = gpu.turns.take_place(1)
     beside = place.beside
-    place.give_back(decoded=False)
+    place.give_back(None)
     return beside == (gpu.places - 1) // 2
 
 

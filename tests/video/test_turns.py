@@ -45,14 +45,22 @@ def test_a_place_that_becomes_free_is_taken():
     assert busy.take_place(WORK)
 
 
-def test_one_file_tells_what_the_cores_take(monkeypatch):
+def test_what_the_cores_take_is_guessed_until_it_is_known():
+    made = Turns(1)
+    made.note_card(1.0, WORK, 5.0)
+    assert (made.card * WORK, made.cores * WORK) == pytest.approx((1.0, 5.0))
+    made.note_cores(3.0, WORK)
+    made.note_card(1.0, WORK, 5.0)
+    assert made.cores * WORK == pytest.approx(3.0)
+    made.note_cores(4.0, WORK)
+    assert made.cores * WORK == pytest.approx(3.0 + turns.RECENT)
+
+
+def test_nothing_is_given_to_the_cores_before_the_card_has_decoded_a_file(monkeypatch):
     monkeypatch.setattr(turns, "LONGEST", 0.1)
     busy = occupied(1, None, None)
-    assert not busy.take_place(WORK)
     began = time.monotonic()
     assert not busy.take_place(WORK) and time.monotonic() - began >= 0.1
-    busy.note_cores(3.0, WORK)
-    assert busy.cores * WORK == pytest.approx(3.0)
 
 
 def test_many_who_wait_make_the_cores_worth_while():
@@ -86,10 +94,10 @@ def test_a_place_is_given_back_once_and_only_what_was_decoded_counts():
     for decoded in (False, True):
         place = busy.take_place(WORK)
         place.began -= 2.0
-        place.give_back(decoded=decoded)
-        place.give_back(decoded=True)
+        place.give_back(5.0 if decoded else None)
+        place.give_back(5.0)
         assert busy.card is None if not decoded else busy.card * WORK == pytest.approx(2.0, abs=0.5)
-    busy.note_card(4.0, WORK)
+    busy.note_card(4.0, WORK, 5.0)
     assert busy.card * WORK == pytest.approx(2.0 + 2.0 * turns.RECENT, abs=0.5)
 
 
@@ -106,7 +114,7 @@ def test_half_of_the_free_places_are_beside_that_of_a_file():
     assert first[0].use_beside(2) == 2
     second = made.take_place(WORK)
     assert second and second.beside == 0
-    first[0].give_back(decoded=True)
+    first[0].give_back(5.0)
     assert made.card is None  # a file that was decoded in several places does not tell how long it takes in one
     assert [made.take_place(WORK).beside for _ in range(2)] == [1, 0]
 
@@ -121,7 +129,7 @@ def test_places_that_a_file_does_not_use_go_to_those_who_wait(monkeypatch):
     assert 0.05 < time.monotonic() - began < 1.0
     assert unused.use_beside(1) == 0
     for place in (unused, used):
-        place.give_back(decoded=False)
+        place.give_back(None)
     assert len(fill(Turns(4))) == 4 and made.take_place(WORK)
 
 

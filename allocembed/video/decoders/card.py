@@ -64,7 +64,7 @@ class Nvdec:
         except BaseException:
             self.keep(slot)
             if place is not None:
-                place.give_back(decoded=False)
+                place.give_back(None)
             raise
 
     def keep(self, slot: Slot | None) -> None:

@@ -9,6 +9,7 @@ PyAV would report it.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from allocembed.video.decoders.card import Nvdec
     from allocembed.video.packets import Demuxer
 
+OTHERS = 0.5  # what FFmpeg takes for a picture beside other work, relative to the first keyframe (H.264, 720p)
 PACKETS = 64  # in which pictures are shown in another order than they are decoded, if that is so at all
 logger = logging.getLogger("allocembed")
 
@@ -54,7 +56,9 @@ class NvdecDecoder(PyAVDecoder):
         self._stream: Stream | None = None
         self._own: GroupDecoder | None = None
         self._closed = self._counted = self._took_over = self._in_order = False
-        self._place, self._decoded = place, False
+        self._place = place
+        self._guess: float | None = None  # seconds that the cores would have taken, if the card has decoded the file
+        self._keyframe_seconds, self._before = 0.0, 0
 
     def close(self) -> None:
         if not self._closed:
@@ -87,7 +91,8 @@ class NvdecDecoder(PyAVDecoder):
                             waiting.remove(index)
                     yield index, stamp, pixels
                 self._count(None)
-                self._decoded = True
+                if self._session is not None:
+                    self._guess = OTHERS * self._keyframe_seconds * (self._session.pictures - self._before)
                 return
         except CannotDecodeHere as reason:
             self._unable = str(reason)
@@ -261,12 +266,15 @@ class NvdecDecoder(PyAVDecoder):
             if self._stream is None:
                 raise CannotDecodeHere(self.demuxer.stream.codec_context.name)
         if self._look is None:
+            began = time.monotonic()
             frame = self.fallback.first_keyframe(table)
+            self._keyframe_seconds = time.monotonic() - began
             if frame is None:
                 raise TableMismatch
             self._look = look_at(self.demuxer, frame)
         look = self._look
         self._key, self._session = self.card.session(self.slot, self._stream, look.colours.bits, look.size)
+        self._before = self._session.pictures
 
     def _check_order(self, table: FrameTable) -> None:
         """Raise TableMismatch if the times of a file may not be in the order of its pictures, as where a muxer has
@@ -286,12 +294,12 @@ class NvdecDecoder(PyAVDecoder):
         """Let FFmpeg decode with all threads that it may use."""
         if not self._took_over and self.demuxer.limits.threads != 1:
             self.demuxer.open()
-        self._took_over, self._decoded = True, False
+        self._took_over, self._guess = True, None
         self._give_place_back()
 
     def _give_place_back(self) -> None:
         if self._place is not None:
-            self._place.give_back(decoded=self._decoded)
+            self._place.give_back(self._guess)
 
     def _send(self, pixels: np.ndarray) -> Any:
         return torch.from_numpy(np.ascontiguousarray(pixels)).to(self.card.device)

@@ -35,6 +35,8 @@ class Session:
 
     def __init__(self, library: Any, slot: Slot, codec: str, size: tuple[int, int]) -> None:
         self.library, self.fed, self.running = library, False, False
+        self.pictures = 0
+        """Decoded so far, of all files."""
         self.decoder = self.library.CreateDecoder(
             gpuid=slot.device.index or 0,
             codec=getattr(self.library.cudaVideoCodec, codec),
@@ -69,6 +71,7 @@ class Session:
         with nullcontext() if self.running else SETTING_UP:
             frames = self.decoder.Decode(packet)
         self.running = self.running or bool(frames)
+        self.pictures += len(frames)
         return [Surface(frame.timestamp, frame) for frame in frames]
 
 

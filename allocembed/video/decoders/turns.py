@@ -26,13 +26,13 @@ class Turns:
         self.card: float | None = None
         """Seconds a pixel on the card, while others are decoded there too."""
         self.cores: float | None = None
-        """Seconds a pixel on the cores; None until a file was decoded there."""
+        """Seconds a pixel on the cores; a guess until a file was decoded there."""
         self._free = places
         self._changed = Condition()
         self._beside = 0  # places that files have beside their own
         self._unused: list[Place] = []  # files' own places, where those beside are not in use yet
         self._waiting = 0
-        self._tried = False
+        self._known = False  # what the cores take
 
     def wait_for_place(self, work: int) -> Place | None:
         """Take a place on the card; None if none becomes free, as where one thread has many files open."""
@@ -53,23 +53,25 @@ class Turns:
         with self._changed:
             if self._beside:
                 return LONGEST  # they will be free soon
-            if self.cores is None:
-                first, self._tried = not self._tried, True  # one file is enough to know
-                return 0.0 if first else LONGEST
+            if self.card is None or self.cores is None:
+                return LONGEST
             self.cores *= FORGET
-            card = (self.card or 0.0) * work
+            card = self.card * work
             saved = self.cores * work - card
             return min(saved, LONGEST) if saved > card * (self._waiting + 1) / self.places else 0.0
 
     def note_cores(self, seconds: float, work: int) -> None:
         """The cores have decoded a file."""
         with self._changed:
-            self.cores = _recent(self.cores, seconds / work)
+            self.cores = _recent(self.cores if self._known else None, seconds / work)
+            self._known = True
 
-    def note_card(self, seconds: float, work: int) -> None:
-        """The card has decoded a file."""
+    def note_card(self, seconds: float, work: int, guess: float) -> None:
+        """The card has decoded a file, for which the cores would perhaps have taken `guess` seconds."""
         with self._changed:
             self.card = _recent(self.card, seconds / work)
+            if not self._known:
+                self.cores = _recent(self.cores, guess / work)
 
     def free(self, count: int = 1) -> None:
         """Other files may take places."""
@@ -133,13 +135,14 @@ class Place:
         self.alone = self.alone and not used
         return used
 
-    def give_back(self, *, decoded: bool) -> None:
-        """Let other files have the places. Only what the card has `decoded`, in one place, tells how long it takes."""
+    def give_back(self, guess: float | None) -> None:
+        """Let other files have the places. If the card has decoded the file, `guess` is what the cores would perhaps
+        have taken. Only a file that was decoded in one place tells how long that takes."""
         self.use_beside(0)
         if self.held:
             self.held = False
-            if decoded and self.alone:
-                self.turns.note_card(time.monotonic() - self.began, self.work)
+            if guess is not None and self.alone:
+                self.turns.note_card(time.monotonic() - self.began, self.work, guess)
             self.turns.free()
 
 
