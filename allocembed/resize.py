@@ -135,8 +135,8 @@ def _cut_singly(
     for frames, grid, patches in zip(allocation.frames, allocation.grids, out, strict=True):
         height, width = grid.rows * geometry.factor, grid.cols * geometry.factor
         resized = _empty((len(frames), 3, height, width), torch.uint8)
-        for slot, frame in enumerate(frames):
-            resized[slot] = resize(resize(video[frame][None], canvas), (height, width))[0]
+        for position, frame in enumerate(frames):
+            resized[position] = resize(resize(video[frame][None], canvas), (height, width))[0]
         geometry.patchify(resized, out=patches)
 
 

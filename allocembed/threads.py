@@ -1,8 +1,9 @@
-"""Threads that run ahead of their consumer, within bounds. The only place in the package that starts threads."""
+"""Worker threads that run ahead of their consumer, within bounds."""
 
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import Generic, Self, TypeVar
@@ -59,7 +60,7 @@ class RunAhead(Generic[Job, Part]):
         torch_threads: int | None = None,
     ) -> None:
         self._work, self._jobs = work, enumerate(jobs)
-        self._slots = threading.Semaphore(jobs_ahead)
+        self._permits = threading.Semaphore(jobs_ahead)
         self._ready: Queue[Event[Job, Part] | BaseException | None] = Queue(parts_ahead)
         self._take, self._stop = threading.Lock(), threading.Event()
         self.patience: float | None = None
@@ -79,6 +80,10 @@ class RunAhead(Generic[Job, Part]):
 
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
+        self._permits.release(len(self._threads))  # nobody waits for a job or for the consumer any more
+        with suppress(Empty):
+            while True:
+                self._ready.get_nowait()
         for thread in self._threads:
             thread.join()
         if self._restore:
@@ -106,7 +111,7 @@ class RunAhead(Generic[Job, Part]):
     def release(self, count: int = 1) -> None:
         """Allow more jobs to start."""
         if count:
-            self._slots.release(count)
+            self._permits.release(count)
 
     def _run(self) -> None:
         try:
@@ -127,7 +132,7 @@ class RunAhead(Generic[Job, Part]):
             self._put(None)
 
     def _next(self) -> tuple[int, Job] | None:
-        while not self._slots.acquire(timeout=POLL_SECONDS):
+        while not self._permits.acquire(timeout=POLL_SECONDS):
             if self._stop.is_set():
                 return None
         with self._take:

@@ -20,13 +20,16 @@ run() { # NAME SECONDS COMMAND...
     name=$1 limit=$2 began=$(date +%s) before=$(wc -l <"$log")
     shift 2
     timeout "$limit" "$@" >>"$log" 2>&1
-    echo "== $name: exit $? after $(($(date +%s) - began)) s" | tee -a "$log"
+    status=$?
+    [ "$status" -eq 0 ] || failed="$failed $name"
+    echo "== $name: exit $status after $(($(date +%s) - began)) s" | tee -a "$log"
     tail -n +"$((before + 1))" "$log" | grep -v 'Svt\[' | tail -n "${TAIL:-25}" | cut -c 1-400
 }
 
 wanted() { case " $parts " in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
 
 writer=
+failed=
 if wanted table || wanted keyframe || wanted long || wanted rates || wanted growth; then
     growth=
     gops=
@@ -56,4 +59,5 @@ wanted long && run long 110 $pipeline --videos 192 --shape qwen3-vl-2b --seek ex
     --out "$out/pipeline_long_qwen3-vl-2b.json"
 wanted growth && run growth 170 $python bench/growth_files.py --shape qwen3-vl-2b --compile --files "$files" \
     --minutes 2.5 --out "$out/growth_files.json"
-exit 0
+[ -z "$failed" ] || echo "failed:$failed"
+[ -z "$failed" ]

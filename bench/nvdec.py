@@ -163,7 +163,7 @@ def main() -> None:
             print(results[-1], flush=True)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))
-    table = Table(title=card.summary())
+    table = Table(title=str(card.tally()))
     for heading in (
         "file",
         "exact: mean, largest",

@@ -101,7 +101,7 @@ def measure(work: Work, threads: int, seconds: float, load: str, device: torch.d
 
 
 class Pictures:
-    """All pictures of a video as packets in memory, and a decoder for each thread."""
+    """All pictures of a video in memory, and a decoder for each thread."""
 
     def __init__(self, path: Path, together: int, threads: int, library: Any, device: torch.device) -> None:
         with open_video(path) as video:
@@ -113,16 +113,17 @@ class Pictures:
             firsts = layout.find(video.table.entries).tolist()
             lasts = [first - 1 for first in firsts[1:]] + [len(layout.stamps) - 1]
             groups = [Group(first, last, []) for first, last in zip(firsts, lasts, strict=True)]
-            self.packets = [p for group in groups for p in reader.packets(group, together, lambda _: False)[1]]
+            self.batches = [b for group in groups for b in reader.batches(group, together, lambda _: False)[1]]
+            reader.close()
             size = demuxer.stream.height, demuxer.stream.width
         self.sessions = [Session(library, Slot(device), stream.codec, size) for _ in range(threads)]
 
     def decode(self, number: int, more: Callable[[], bool]) -> int:
         session, count = self.sessions[number], 0
         while more():
-            for packet in self.packets:
-                session.decode_bytes(packet.data, packet.stamps[0])
-                count += len(packet.stamps)
+            for batch in self.batches:
+                session.decode_bytes(batch.data, batch.stamps[0])
+                count += len(batch.stamps)
                 if not more():
                     break
             session.drain()

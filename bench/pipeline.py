@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -47,7 +47,7 @@ from allocembed.policy.preview import BackbonePreview
 from allocembed.resize import chunk_seconds
 from allocembed.threads import core_count
 from allocembed.video import Clip
-from allocembed.video.decoders.card import find_card
+from allocembed.video.decoders.card import Tally, find_card
 
 WORLD_FRAMES = 160
 PARTS = 20  # of a run, to see when the GPU is busy
@@ -297,8 +297,9 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
     """The best of the rounds of `stream`, and how busy the GPU is with the first files in one more."""
     # Without the card's decoders there is nothing to set up for all threads.
     streamed(embedder, files[: (2 if embedder.card else 1) * options.batch], options)
-    before = (embedder.card.files, sum(embedder.card.declined.values())) if embedder.card else (0, 0)
+    before = embedder.card.tally() if embedder.card else Tally(0, Counter())
     rounds = [timed_run(embedder, lambda: streamed(embedder, files, options))[1] for _ in range(options.rounds)]
+    decoded = (embedder.card.tally() if embedder.card else before).since(before)
     use = gpu_use(lambda: streamed(embedder, files[: options.trace], options)) if options.trace else None
     found = {
         "seek": embedder.config.seek,
@@ -306,8 +307,8 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
         "allocator": embedder.allocator.name,
         "rounds": rounds,
         "videos_per_second": max(times["videos_per_second"] for times in rounds),
-        "files_by_the_card": (embedder.card.files - before[0]) / options.rounds if embedder.card else 0,
-        "declined": dict(embedder.card.declined) if embedder.card else {},
+        "files_by_the_card": decoded.files / options.rounds,
+        "declined": dict(decoded.declined),
         "gpu_busy": busy_share(use),
         "gpu_use": use,
         "gpu_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
@@ -355,9 +356,6 @@ def main() -> None:
     parser.add_argument("--stream-only", action="store_true", help="do not run the loop")
     parser.add_argument("--trace", type=int, default=32, help="videos to see how busy the GPU is, with --stream-only")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument(
-        "--batch-tokens", type=int, help="most tokens in one forward pass (default: by the GPU's memory)"
-    )
     parser.add_argument("--workers", type=int, help="threads of stream (default: as it chooses)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=6.0, help="start no new round after this time")

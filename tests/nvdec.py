@@ -77,7 +77,7 @@ class Decoder:
 
     def time_of(self, frame: av.VideoFrame) -> int:
         """The lowest time of all pictures in the decoder. Of those before the first one, FFmpeg gives none."""
-        if frame.pts >= UNKNOWN:
+        if frame.pts >= UNKNOWN // 2:
             return frame.pts
         before = frame.pts - 1 if self.last is None else self.last
         self.times = sorted(time for time in self.times if time > before)

@@ -169,11 +169,13 @@ class IndexingRun:
             unheard.extend(self._commit(portion, contents))
 
         settings = self.index.settings
+        card = self.index.embedder.card
+        before = card.tally() if card else None
         made = embed_videos(self.index.embedder, contents, settings.segments, readers, near=settings.near)
         with closing(made) as embedded:
             commit_portions(embedded, commit, seen=seen, every=COMMIT_VIDEOS)
-        if (card := self.index.embedder.card) is not None:
-            self.report.decoding = card.summary()
+        if card and before:
+            self.report.decoding = str(card.tally().since(before))
         listen()
 
     def _count(self, files: Sequence[FileEntry], video: EmbeddedVideo) -> None:

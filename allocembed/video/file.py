@@ -213,13 +213,13 @@ class VideoFile(VideoSource):
         wanted = candidate_indices(packets if self.part == Part() else 0, count, rounds=self.rounds)
         stamps: list[int | None] = []
         for _ in range(2):
-            canvas, slot, stamps = Canvas(len(wanted)), 0, []
+            canvas, position, stamps = Canvas(len(wanted)), 0, []
             with self.decoder.lane():
                 for stamp, pixels in self.decoder.in_order(frozenset(wanted.tolist())):
                     stamps.append(stamp)
                     if pixels is not None:
-                        canvas.put(slot, pixels)
-                        slot += 1
+                        canvas.put(position, pixels)
+                        position += 1
             if not stamps or (len(stamps) != packets and self._demuxer.packet_per_frame):
                 break
             times, duration = self._clock(stamps)

@@ -129,8 +129,8 @@ class VideoSource(ABC):
             with self.decoder.lane():
                 for index, _, pixels in self.decoder.pictures(table, union):
                     for count, indices in chosen.items():
-                        if indices[slot := int(np.searchsorted(indices, index)) % len(indices)] == index:
-                            canvases[count].put(slot, pixels)
+                        if indices[position := int(np.searchsorted(indices, index)) % len(indices)] == index:
+                            canvases[count].put(position, pixels)
         except TableMismatch:
             return {count: self.sample(count, seek) for count in counts}
         self.spans[seek] = span
@@ -202,14 +202,15 @@ class VideoSource(ABC):
         indices, stamps = np.full((2, len(wanted)), -1, np.int64)
         with self.decoder.lane():
             for index, stamp, pixels in self.decoder.pictures(table, exact, keyframes):
-                slot = int(np.searchsorted(wanted, index, side="right")) - 1
-                indices[slot], stamps[slot] = index, stamp
-                canvas.put(slot, pixels)
+                position = int(np.searchsorted(wanted, index, side="right")) - 1
+                indices[position], stamps[position] = index, stamp
+                canvas.put(position, pixels)
         # In a table by decode time, times are counted from the first frame, which must therefore be among these.
-        if (np.diff(indices) <= 0).any() or (span.first == 0 and indices[0] != 0):
+        by_decoding = table.by == "dts"
+        if (np.diff(indices) <= 0).any() or (by_decoding and span.first == 0 and indices[0] != 0):
             raise TableMismatch
         self.spans[seek] = span
-        times = (stamps - (stamps[0] if table.by == "dts" else table.stamps[0])) / table.tick_rate
+        times = (stamps - (stamps[0] if by_decoding else table.stamps[0])) / table.tick_rate
         return self.make_clip(canvas, times, indices, span, span.start)
 
     def _count_out(self, wanted: np.ndarray) -> Iterator[Picture]:
@@ -229,15 +230,15 @@ class VideoSource(ABC):
                 while window[-1] not in held:
                     index, _, pixels = next(pictures)
                     held[index] = pixels
-                for slot, index in enumerate(window.tolist()):
-                    canvas.put(slot, held[index])
+                for position, index in enumerate(window.tolist()):
+                    canvas.put(position, held[index])
             paused = time.monotonic()
             yield self.make_clip(canvas, times[window], window, span, start)
             self.stopwatch.started += time.monotonic() - paused  # the caller's time does not count
 
 
 class Canvas:
-    """Pixel buffer of a clip, filled one slot at a time; every frame takes the size of the first one put in.
+    """Pixel buffer of a clip, filled one position at a time; every frame takes the size of the first one put in.
 
     Frames that are tensors stay where they are.
     """
@@ -246,7 +247,7 @@ class Canvas:
         self.count = count
         self.frames: Any = np.empty((0, 0, 0, 3), np.uint8)
 
-    def put(self, slot: int, image: Any) -> None:
+    def put(self, position: int, image: Any) -> None:
         """Store `image` (H, W, 3), resized if it differs in size from the first."""
         tensor = not isinstance(image, np.ndarray)
         if not len(self.frames):
@@ -257,7 +258,7 @@ class Canvas:
             picture = Image.fromarray(image.cpu().numpy() if tensor else image)
             small = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
             image = image.new_tensor(small) if tensor else small
-        self.frames[slot] = image
+        self.frames[position] = image
 
 
 def choose_frames(

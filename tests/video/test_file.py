@@ -152,6 +152,24 @@ def test_frames_of_one_group_are_decoded_without_seeking_again(
     assert len(entries) == 1
 
 
+@pytest.mark.parametrize("seek", ["exact", "keyframe"])
+def test_a_trimmed_film_whose_first_keyframe_is_hidden_is_not_decoded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seek: Seek
+) -> None:
+    options = {"g": "20", "bf": "3", "sc_threshold": "0"}
+    path = write_video(tmp_path / "a.mp4", 305, stamps=range(-5, 300), options=options)
+    everything, calls, decode = read_all(path)[0], [], PyAVDecoder.decode
+    monkeypatch.setattr(
+        PyAVDecoder, "decode", lambda *given, **how: calls.append(1) or decode(*given, **how), raising=True
+    )
+    assert probe(path).total == 300 and len(calls) < 10
+    calls.clear()
+    clip = sample(path, 5, seek=seek)
+    assert len(calls) < (100 if seek == "exact" else 20)
+    np.testing.assert_array_equal(clip.frames, everything[clip.indices])
+    assert clip.indices[0] == (0 if seek == "exact" else 15)
+
+
 @pytest.mark.parametrize(("name", "spared"), [("a.mp4", True), ("a.mkv", True), ("a.ts", False)])
 def test_frames_from_which_no_other_is_made_are_spared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, spared: bool

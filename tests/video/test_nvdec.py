@@ -38,6 +38,9 @@ FILES = {
         "options": {"x265-params": "log-level=none:keyint=12"},
     },
     "full_range.mp4": {"pixels": "yuvj420p"},
+    # An edit list hides the first frames, as in a trimmed film, and of the second file the only keyframe.
+    "trimmed.mp4": {"frames": 55, "stamps": range(-5, 50), "options": {"g": "12", "bf": "3", "sc_threshold": "0"}},
+    "trimmed_one_group.mp4": {"frames": 55, "stamps": range(-5, 50), "options": {"g": "300", "bf": "3"}},
     "vp9.webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8"}},
 }
 
@@ -220,7 +223,7 @@ def test_what_the_card_cannot_take_is_decoded_by_pyav_and_counted(tmp_path, name
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
         assert np.array_equal(fast.sample(4).frames.numpy(), plain.sample(4).frames)
     assert gpu.files == 0 and reason in next(iter(gpu.declined))
-    assert gpu.summary().startswith("the GPU decoded 0 files, PyAV 1 (")
+    assert str(gpu.tally()).startswith("the GPU decoded 0 files, PyAV 1 (")
 
 
 def test_a_card_without_the_codec_or_for_smaller_pictures_is_not_asked(tmp_path):
@@ -352,6 +355,12 @@ def test_a_broken_file_is_an_error_with_its_name(tmp_path):
         pytest.raises(AllocEmbedError, match=r"one_group.mp4: .*(truncated|cannot)"),
         open_video(path, hardware=card()) as video,
     ):
+        video.sample(5)
+
+
+def test_a_bug_of_ours_is_not_taken_for_a_failure_of_the_card(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvdec, "look_at", lambda *given: [][0])
+    with pytest.raises(IndexError), open_video(make(tmp_path, "b_frames.mp4"), hardware=card()) as video:
         video.sample(5)
 
 

@@ -1,15 +1,19 @@
 """One file in several sessions of a card at once, through the stand-in for its library."""
 
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from allocembed.threads import POLL_SECONDS
 from allocembed.video import open_video
+from allocembed.video.decoders import nvdec
 from allocembed.video.decoders.card import Nvdec
 from allocembed.video.decoders.groups import GroupDecoder
+from allocembed.video.decoders.sessions import Session
 from tests.clips import write_video
 from tests.nvdec import Library
 from tests.video.test_nvdec import card
@@ -32,11 +36,11 @@ def make(folder: Path, name: str) -> Path:
 
 @pytest.fixture
 def used(monkeypatch):
-    """The decoders that have decoded groups side by side, and the threads."""
+    """The decoders that have decoded groups side by side, their threads, and the groups."""
     found, decode = [], GroupDecoder.decode_whole
 
     def noted(decoder, table, group):
-        found.append((decoder, threading.get_ident()))
+        found.append((decoder, threading.get_ident(), group))
         return decode(decoder, table, group)
 
     monkeypatch.setattr(GroupDecoder, "decode_whole", noted)
@@ -70,7 +74,7 @@ def test_frames_are_those_of_pyav(tmp_path, used, name):
         assert difference.max() == 0 if "ten_bits" not in name else difference.mean() < 0.05
     assert not gpu.declined and all_free(gpu)
     if name != "open_groups.mp4":
-        assert len({decoder for decoder, _ in used}) > 1 and len({thread for _, thread in used}) > 1
+        assert len({decoder for decoder, *_ in used}) > 1 and len({thread for _, thread, _ in used}) > 1
 
 
 def test_files_wait_for_no_session_that_would_have_to_be_made(tmp_path, used):
@@ -86,10 +90,10 @@ def test_a_file_uses_no_more_than_half_of_the_free_places(tmp_path, used):
     gpu = prepare(card(), path)
     with open_video(path, hardware=gpu) as first, open_video(path, hardware=gpu) as second:
         first.sample(SAMPLED)
-        assert 1 < len({decoder for decoder, _ in used}) <= 4
+        assert 1 < len({decoder for decoder, *_ in used}) <= 4
         used.clear()
         second.sample(SAMPLED)
-        assert len({decoder for decoder, _ in used}) <= 2
+        assert len({decoder for decoder, *_ in used}) <= 2
     assert all_free(gpu)
 
 
@@ -126,6 +130,63 @@ def test_leaving_early_ends_the_threads_and_frees_the_places(tmp_path, used):
     assert all_free(gpu) and len(gpu._idle) == 4
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
         assert np.array_equal(fast.sample(SAMPLED).frames.numpy(), plain.sample(SAMPLED).frames)
+
+
+def test_closing_a_video_ends_the_threads_of_its_windows(tmp_path, used):
+    path, library = make(tmp_path, "no_b_frames.mp4"), Library()
+    gpu, threads = prepare(card(library), path), threading.active_count()
+    video = open_video(path, hardware=gpu)
+    windows = video.windows(4, 3)
+    next(windows)
+    assert used and threading.active_count() > threads
+    video.close()
+    assert threading.active_count() == threads and all_free(gpu) and len(gpu._idle) == 4
+    made = library.packets
+    windows.close()
+    assert library.packets == made
+
+
+def test_sessions_end_after_an_error_whoever_refers_to_them(tmp_path, monkeypatch, used):
+    ended, end = set(), Session.end
+    monkeypatch.setattr(Session, "end", lambda session: end(session) or ended.add(session))
+    path, library = make(tmp_path, "b_frames.mp4"), Library()
+    gpu = prepare(card(library), path)
+    library.breaks_at = library.packets + 6
+    with open_video(path, hardware=gpu) as video:
+        video.sample(SAMPLED)
+    assert used and len(ended) == 4 and all(session.decoder is None for session in ended)
+
+
+def test_keyframes_are_decoded_in_one_session_and_other_frames_in_several(tmp_path, used):
+    path = make(tmp_path, "b_frames.mp4")
+    gpu = prepare(card(), path)
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        keys = fast.table.keys.tolist()[:6]
+        exact = [key + 20 for key in keys]
+        found = {index: pixels for index, _, pixels in fast.decoder.pictures(fast.table, exact, keys)}
+        expected = {index: pixels for index, _, pixels in plain.decoder.pictures(plain.table, exact, keys)}
+    assert len(found) == 12 and all(np.array_equal(found[index], expected[index]) for index in expected)
+    assert sorted(index for *_, group in used for index in group.wanted) == exact
+
+
+@pytest.mark.parametrize(("pictures", "most"), [(100, 4), (2, 2), (1, 0)])
+def test_pictures_that_wait_fit_into_memory(tmp_path, monkeypatch, used, pictures, most):
+    path = make(tmp_path, "no_b_frames.mp4")
+    monkeypatch.setattr(nvdec, "WAITING_BYTES", pictures * 64 * 48 * 3)
+    gpu = prepare(card(), path)
+    with open_video(path, hardware=gpu) as video:
+        list(video.decoder.pictures(video.table, [20, 60, 100, 140, 180, 220]))  # one of each group
+    assert len({decoder for decoder, *_ in used}) <= most and bool(used) == bool(most)
+
+
+def test_groups_that_are_open_cost_no_time(tmp_path):
+    path = make(tmp_path, "open_groups.mp4")
+    gpu = prepare(card(), path)
+    with open_video(path, hardware=gpu) as video:
+        video.table  # noqa: B018 (found before the clock starts)
+        began = time.monotonic()
+        list(video.decoder.pictures(video.table, [20, 60, 100, 140]))
+        assert time.monotonic() - began < POLL_SECONDS
 
 
 def test_windows_are_those_of_pyav(tmp_path, used):

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal, Protocol
@@ -23,6 +23,19 @@ may break the other."""
 
 class CannotDecodeHere(Exception):  # noqa: N818 (caught inside the package)
     """This hardware cannot decode this file; the text says why."""
+
+
+class HardwareError(Exception):
+    """The library of the hardware has failed; the text is the name of its own error."""
+
+    @classmethod
+    @contextmanager
+    def wrapped(cls) -> Iterator[None]:
+        """Raise this instead of any error inside, which only calls the library. Errors of ours stay what they are."""
+        try:
+            yield
+        except Exception as error:  # of many kinds
+            raise cls(type(error).__name__) from error
 
 
 class TableMismatch(Exception):  # noqa: N818 (caught inside the package)

@@ -12,12 +12,20 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from allocembed.errors import ConfigError, MissingDependency
-from allocembed.video.decoders.base import CORES_BESIDE, SETTING_UP, CannotDecodeHere, Decoder, FrameTable, Picture
+from allocembed.video.decoders.base import (
+    CORES_BESIDE,
+    SETTING_UP,
+    CannotDecodeHere,
+    Decoder,
+    FrameTable,
+    HardwareError,
+    Picture,
+)
 from allocembed.video.decoders.bitstream import Stream
 from allocembed.video.decoders.nvdec import NvdecDecoder
 from allocembed.video.decoders.pyav import PyAVDecoder
@@ -29,6 +37,26 @@ if TYPE_CHECKING:
 
 LIBRARY = "PyNvVideoCodec"
 BUSY = "all decoders were busy"
+
+
+class Tally(NamedTuple):
+    """How many files the card has decoded, and how many PyAV, by reason.
+
+    >>> print(Tally(3, Counter(VP8=2, gif=1)).since(Tally(2, Counter(VP8=2))))
+    the GPU decoded 1 file, PyAV 1 (gif)
+    """
+
+    files: int
+    declined: Counter[str]
+
+    def since(self, before: Tally) -> Tally:
+        """What was added to an earlier one."""
+        return Tally(self.files - before.files, self.declined - before.declined)
+
+    def __str__(self) -> str:
+        others = sum(self.declined.values())
+        reasons = f" ({', '.join(self.declined)})" if others else ""
+        return f"the GPU decoded {self.files} file{'s' * (self.files != 1)}, PyAV {others}{reasons}"
 
 
 class Nvdec:
@@ -104,23 +132,17 @@ class Nvdec:
             else:
                 self.declined[reason] += 1
 
-    def summary(self) -> str:
-        """One line about what was decoded where.
-
-        >>> card = Nvdec(torch.device("cpu"), library=object())
-        >>> card.count(None), card.count("VP8"), card.summary()
-        (None, None, 'the GPU decoded 1 file, PyAV 1 (VP8)')
-        """
-        others = sum(self.declined.values())
-        reasons = f" ({', '.join(self.declined)})" if others else ""
-        return f"the GPU decoded {self.files} file{'s' * (self.files != 1)}, PyAV {others}{reasons}"
+    def tally(self) -> Tally:
+        """What was decoded so far."""
+        with self._lock:
+            return Tally(self.files, Counter(self.declined))
 
     def _ask(self, codec: str, bits: int) -> dict[str, int]:
         """What the card says about a codec, 4:2:0."""
         with self._lock:
             if (codec, bits) not in self._able:
                 library = self.library
-                with SETTING_UP:  # the library creates a context to ask in
+                with SETTING_UP, HardwareError.wrapped():  # the library creates a context to ask in
                     self._able[codec, bits] = library.GetDecoderCaps(
                         gpuid=self.device.index or 0,
                         codec=getattr(library.cudaVideoCodec, codec),
@@ -155,7 +177,7 @@ def pixels(demuxer: Demuxer) -> int:
 
 @cache
 def find_card(decoder: str, device: torch.device) -> Nvdec | None:
-    """The decoders to use beside a model on `device`: one object for each card, for all who ask.
+    """The decoders to use beside a model on `device`: for all who ask, one object for each card and setting.
 
     With "auto", None if there are none; with "nvdec" that is an error.
     """

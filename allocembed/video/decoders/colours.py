@@ -137,7 +137,7 @@ def _stretch(planes: torch.Tensor, places: torch.Tensor, step: float) -> torch.T
 
 
 @dataclass(frozen=True)
-class Turn:
+class Orientation:
     """How a decoded picture is turned to stand upright."""
 
     swap: bool = False

@@ -1,4 +1,4 @@
-"""Read groups of pictures from a local MP4 by its sample tables, many pictures in one packet, for a hardware decoder.
+"""Read groups of pictures from a local MP4 by its sample tables, many pictures at once, for a hardware decoder.
 
 Every packet that PyAV reads and every call of a decoder gives Python's lock away, and while many threads decode,
 getting it back takes longer than the work. So one read fetches many pictures, and the decoder gets them in one call.
@@ -40,7 +40,7 @@ class Group:
     """Frame numbers, ascending."""
 
 
-class Packet(NamedTuple):
+class PictureBatch(NamedTuple):
     """Pictures behind start codes, and their presentation times, in the order of the file."""
 
     data: bytes
@@ -121,24 +121,24 @@ class GroupReader:
     def close(self) -> None:
         self.file.close()
 
-    def packets(self, group: Group, most: int, left_out: Callable[[int], bool]) -> tuple[Entry, Iterator[Packet]]:
-        """Where decoding can start with a group, and its packets, of at most that many pictures.
+    def batches(self, group: Group, most: int, left_out: Callable[[int], bool]) -> tuple[Entry, Iterator[PictureBatch]]:
+        """Where decoding can start with a group, and its batches, of at most that many pictures.
 
         `left_out` says of a time whether its picture is left out if no other one refers to it.
         """
         samples = self._samples(group)
         stamp, data = next(samples)
         entry, _ = self.stream.mark_units(data)
-        return entry, self._packets(stamp, data, samples, most, left_out)
+        return entry, self._batches(stamp, data, samples, most, left_out)
 
-    def _packets(
+    def _batches(
         self,
         entry: int,
         first: memoryview,
         samples: Iterator[tuple[int, memoryview]],
         most: int,
         left_out: Callable[[int], bool],
-    ) -> Iterator[Packet]:
+    ) -> Iterator[PictureBatch]:
         parts, stamps = [self.stream.headers, first], [entry]
         for stamp, data in samples:
             _, disposable = self.stream.mark_units(data)
@@ -146,11 +146,11 @@ class GroupReader:
             if stamp < entry or (disposable and left_out(stamp)):
                 continue
             if len(stamps) == most:
-                yield Packet(b"".join(parts), stamps)
+                yield PictureBatch(b"".join(parts), stamps)
                 parts, stamps = [], []
             parts.append(data)
             stamps.append(stamp)
-        yield Packet(b"".join(parts), stamps)
+        yield PictureBatch(b"".join(parts), stamps)
 
     def _samples(self, group: Group) -> Iterator[tuple[int, memoryview]]:
         """Time and data of each sample, in the order of the file."""
@@ -202,15 +202,15 @@ class GroupDecoder:
 
     def decode(self, table: FrameTable, group: Group) -> Iterator[tuple[int, Surface]]:
         """Yield wanted frames and their numbers, also those of the group before."""
-        entry, packets = self.reader.packets(group, self.most, self._is_spare)
+        entry, batches = self.reader.batches(group, self.most, self._is_spare)
         if entry is Entry.NOWHERE:
             raise OpenGroup
         if entry is Entry.AFTER_END:
             yield from self.finish()
         self.order.want(table, group.wanted)
-        for packet in packets:
-            self.order.expect(packet.stamps)
-            yield from self.order.identify(self.session.decode_bytes(packet.data, packet.stamps[0]))
+        for batch in batches:
+            self.order.expect(batch.stamps)
+            yield from self.order.identify(self.session.decode_bytes(batch.data, batch.stamps[0]))
 
     def finish(self) -> Iterator[tuple[int, Surface]]:
         """Yield what is left."""

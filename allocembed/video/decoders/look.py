@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from allocembed.video.decoders.base import CannotDecodeHere
-from allocembed.video.decoders.colours import Colours, Turn
+from allocembed.video.decoders.base import CannotDecodeHere, HardwareError
+from allocembed.video.decoders.colours import Colours, Orientation
 from allocembed.video.decoders.pyav import BT601, FULL_RANGE, MATRICES, display_turn, shown_width
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Look:
     """What a file's first keyframe says about all of its pictures."""
 
     colours: Colours
-    turn: Turn
+    orientation: Orientation
     width: int
     """Pixels across, once they are square."""
     size: tuple[int, int]
@@ -35,15 +35,21 @@ class Look:
         """Of a picture on the card."""
         return self.size[0] * self.size[1] * 3 // 2 * (1 if self.colours.bits == 8 else 2)
 
+    @property
+    def rgb_bytes(self) -> int:
+        """Of a picture as it is shown."""
+        return 3 * self.size[0] * self.width
+
     def to_rgb(self, frame: Any) -> torch.Tensor:
         """A picture of the card's library to an upright (H, W, 3) uint8 RGB tensor with square pixels."""
         height, width = self.size
-        surface = torch.from_dlpack(frame)
+        with HardwareError.wrapped():
+            surface = torch.from_dlpack(frame)
         if surface.shape != (height * 3 // 2, width):
             raise CannotDecodeHere("frames of different sizes")
         if self.colours.bits > 8:  # the library states a wrong step between 16-bit words
             surface = surface.as_strided(surface.shape, (surface.stride(0), 1))
-        return self.turn.apply(self.colours.to_rgb(surface, self.width)).contiguous()
+        return self.orientation.apply(self.colours.to_rgb(surface, self.width)).contiguous()
 
 
 def look_at(demuxer: Demuxer, frame: VideoFrame) -> Look:
@@ -57,4 +63,4 @@ def look_at(demuxer: Demuxer, frame: VideoFrame) -> Look:
     matrix = MATRICES.get(frame.colorspace, BT601)
     full = frame.color_range == FULL_RANGE or frame.format.name == "yuvj420p"
     colours = Colours(matrix, full, FORMATS[frame.format.name])
-    return Look(colours, Turn(*display_turn(frame)), width, (frame.height, frame.width))
+    return Look(colours, Orientation(*display_turn(frame)), width, (frame.height, frame.width))

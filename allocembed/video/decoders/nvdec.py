@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from allocembed.errors import VideoError
 from allocembed.threads import map_ordered
-from allocembed.video.decoders.base import SETTING_UP, CannotDecodeHere, FrameTable, Layout, Picture, TableMismatch
+from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, HardwareError, Layout, Picture, TableMismatch
 from allocembed.video.decoders.bitstream import Stream, describe
 from allocembed.video.decoders.groups import Group, GroupDecoder, GroupReader, OpenGroup, plan
 from allocembed.video.decoders.look import Look, look_at
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from allocembed.video.packets import Demuxer
 
 OTHERS = 0.5  # what FFmpeg takes for a picture beside other work, relative to the first keyframe (H.264, 720p)
+WAITING_BYTES = 1 << 29  # of pictures of one file, decoded in several sessions, that wait for earlier ones
 PACKETS = 64  # in which pictures are shown in another order than they are decoded, if that is so at all
 logger = logging.getLogger("allocembed")
 
@@ -55,6 +55,7 @@ class NvdecDecoder(PyAVDecoder):
         self._key: Hashable = None
         self._stream: Stream | None = None
         self._own: GroupDecoder | None = None
+        self._running: Generator[Picture, None, None] | None = None
         self._closed = self._counted = self._took_over = self._in_order = False
         self._place = place
         self._guess: float | None = None  # seconds that the cores would have taken, if the card has decoded the file
@@ -64,12 +65,13 @@ class NvdecDecoder(PyAVDecoder):
         if not self._closed:
             self._closed = True
             try:
+                self._stop()
                 if self._own is not None:
                     self._own.close()
-                kept = self._session is not None and self.slot.sessions.get(self._key) is self._session
-                with nullcontext() if kept else SETTING_UP:
-                    self._session = None
+                if self._session is not None and self.slot.sessions.get(self._key) is not self._session:
+                    self._session.end()
             finally:
+                self._session = None
                 self.card.keep(self.slot)
                 self._give_place_back()
 
@@ -77,6 +79,19 @@ class NvdecDecoder(PyAVDecoder):
         return self.slot.lane()
 
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
+        self._stop()
+        self._running = self._pictures(table, exact, keyframes)
+        return self._running
+
+    def _stop(self) -> None:
+        """End what decodes pictures that nobody asks for any more, and its threads."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _pictures(
+        self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int]
+    ) -> Generator[Picture, None, None]:
         left, left_keys = list(exact), list(keyframes)
         try:
             if not self._unable:
@@ -96,14 +111,16 @@ class NvdecDecoder(PyAVDecoder):
                 return
         except CannotDecodeHere as reason:
             self._unable = str(reason)
-        except VideoError:
-            raise
-        except Exception as error:  # the card's library raises errors of several kinds
-            self._unable = "unusual times" if isinstance(error, TableMismatch) else f"{type(error).__name__} on the GPU"
-            logger.debug("%s: %s", self.demuxer.source, error)
-        with SETTING_UP:  # what the session holds is freed: it may be in any state
+        except TableMismatch:
+            self._unable = "unusual times"
+        except (HardwareError, RuntimeError) as error:  # as torch raises for a device
+            name = str(error) if isinstance(error, HardwareError) else type(error).__name__
+            self._unable = f"{name} on the GPU"
+            logger.debug("%s: %s", self.demuxer.source, error.__cause__ or error)
+        if self._session is not None:
+            self.slot.drop(self._key)
+            self._session.end()
             self._session = None
-            self.slot.sessions.pop(self._key, None)
         self._count(self._unable)
         self._take_over()
         for index, stamp, pixels in self.fallback.pictures(table, left, left_keys):
@@ -138,7 +155,10 @@ class NvdecDecoder(PyAVDecoder):
         if (layout := self._layout(table)) is None:
             yield from super()._decode_exactly(table, wanted)
         else:
-            yield from self._decode_groups(table, plan(table, layout, wanted), super()._decode_exactly)
+            groups = deque(plan(table, layout, wanted))
+            if slots := self._borrow(groups):
+                yield from self._decode_side_by_side(table, groups, slots)
+            yield from self._decode_groups(table, groups, super()._decode_exactly)
 
     def _decode_keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, Any]]:
         if (layout := self._layout(table)) is None:
@@ -146,7 +166,7 @@ class NvdecDecoder(PyAVDecoder):
         else:
             samples = layout.find(table.stamps[list(keys)]).tolist()
             groups = [Group(sample, sample, [key]) for key, sample in zip(keys, samples, strict=True)]
-            yield from self._decode_groups(table, groups, super()._decode_keyframes)
+            yield from self._decode_groups(table, deque(groups), super()._decode_keyframes)
 
     def _layout(self, table: FrameTable) -> Layout | None:
         """Where the pictures are, if they can be read from the file without PyAV."""
@@ -168,32 +188,35 @@ class NvdecDecoder(PyAVDecoder):
     def _decode_groups(
         self,
         table: FrameTable,
-        groups: Sequence[Group],
+        groups: deque[Group],
         decode_open: Callable[[FrameTable, Sequence[int]], Iterator[tuple[int, Any]]],
     ) -> Iterator[tuple[int, Any]]:
         """Decode many pictures in each call. Groups that cannot be read so are left to another way."""
         assert self._own is not None
-        own, left = self._own, deque(groups)
-        own.start()
-        while left:
-            if len(left) > 2 and (slots := self._borrow(len(left) - 1)):
-                yield from own.finish()
-                yield from self._decode_side_by_side(table, left, slots)
-                continue
-            group = left.popleft()
+        self._own.start()
+        for group in groups:
             try:
-                yield from own.decode(table, group)
+                yield from self._own.decode(table, group)
             except OpenGroup:
-                yield from own.finish()
+                yield from self._own.finish()
                 yield from decode_open(table, group.wanted)
-                own.start()
-        yield from own.finish()
+                self._own.start()
+        yield from self._own.finish()
 
-    def _borrow(self, most: int) -> list[Slot]:
-        """Other slots in which a session of this file's kind is idle, with a place for each."""
+    def _borrow(self, groups: Sequence[Group]) -> list[Slot]:
+        """Other slots in which a session of this file's kind is idle, with a place for each, to decode groups at once.
+
+        Pictures wait there until it is their turn, so there are only as many slots as memory for them.
+        """
         if self._place is None:
             return []
-        slots = self.card.lend(self._key, min(most, self._place.beside))
+        assert self._look is not None
+        most = 0
+        if len(groups) > 2:
+            largest = max(len(group.wanted) for group in groups) * self._look.rgb_bytes
+            most = min(len(groups), WAITING_BYTES // largest) - 1
+            self._place.turns.widen(self._place)
+        slots = self.card.lend(self._key, max(0, min(most, self._place.beside)))
         used = self._place.use_beside(len(slots))
         for slot in slots[used:]:  # another file took the place meanwhile
             self.card.keep(slot)
@@ -205,9 +228,9 @@ class NvdecDecoder(PyAVDecoder):
         """Decode groups in this slot and others, and take them from `left`, until one has to be decoded otherwise."""
         assert self._own is not None
         assert table.layout is not None
-        others: list[GroupDecoder] = []
+        own, others = self._own, list[GroupDecoder]()
         idle: SimpleQueue[GroupDecoder] = SimpleQueue()
-        idle.put(self._own)
+        idle.put(own)
 
         def decode(group: Group) -> list[tuple[int, Surface]] | None:
             decoder = idle.get()
@@ -220,18 +243,18 @@ class NvdecDecoder(PyAVDecoder):
             for slot in slots:
                 others.append(self._group_decoder(slot, slot.sessions[self._key], table.layout))
                 idle.put(others[-1])
-            with closing(map_ordered(decode, list(left), workers=1 + len(others))) as found:
+            workers = 1 + len(others)
+            with closing(map_ordered(decode, list(left), workers=workers, ahead=workers)) as found:
                 for frames in found:
                     if frames is None:
                         break
                     left.popleft()
                     for index, surface in frames:
-                        self.slot.borrow(surface.rgb)
+                        self.slot.share(surface.rgb)
                         yield index, surface
         except Exception:
-            with SETTING_UP:
-                for slot in slots:
-                    slot.sessions.pop(self._key, None)
+            for slot in slots:
+                slot.drop(self._key)
             raise
         finally:
             for decoder in others:
@@ -240,7 +263,6 @@ class NvdecDecoder(PyAVDecoder):
                 self.card.keep(slot)
             if self._place is not None:
                 self._place.use_beside(0)
-            self._own.start()
 
     def to_rgb(self, frame: Any) -> Any:
         if frame.rgb is not None:
@@ -267,7 +289,7 @@ class NvdecDecoder(PyAVDecoder):
                 raise CannotDecodeHere(self.demuxer.stream.codec_context.name)
         if self._look is None:
             began = time.monotonic()
-            frame = self.fallback.first_keyframe(table)
+            frame = self.fallback.first_picture(table)
             self._keyframe_seconds = time.monotonic() - began
             if frame is None:
                 raise TableMismatch

@@ -92,9 +92,13 @@ class PyAVDecoder(Decoder):
             leading = sum(1 for _ in earlier)
         return key + leading, stamp, [packet for packet in (first, second) if packet and packet.size]
 
-    def first_keyframe(self, table: FrameTable) -> VideoFrame | None:
-        """The first keyframe as FFmpeg decodes it, which says how all frames are to be shown."""
-        return next((frame for _, frame in self._decode_keyframes(table, [int(table.keys[0])])), None)
+    def first_picture(self, table: FrameTable) -> VideoFrame | None:
+        """A frame as FFmpeg decodes it, which says how all frames are to be shown: the first keyframe, or where all
+        keyframes are hidden, which FFmpeg does not give out, the first frame after one."""
+        if len(table.keys):
+            return next((frame for _, frame in self._decode_keyframes(table, [int(table.keys[0])])), None)
+        packets = self.demuxer.packets_from(table, int(table.entries[0])) if len(table.entries) else iter(())
+        return next((frame for packet in packets for frame in self.decode(packet)), None)
 
     def restart(self) -> None:
         """Forget what was decoded before a seek. PyAV does so by itself."""

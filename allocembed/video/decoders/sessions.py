@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from allocembed.video.decoders.base import SETTING_UP
+from allocembed.video.decoders.base import SETTING_UP, HardwareError
 
 SESSIONS = 2  # kept in each slot
 
@@ -37,15 +37,22 @@ class Session:
         self.library, self.fed, self.running = library, False, False
         self.pictures = 0
         """Decoded so far, of all files."""
-        self.decoder = self.library.CreateDecoder(
-            gpuid=slot.device.index or 0,
-            codec=getattr(self.library.cudaVideoCodec, codec),
-            cudacontext=0,
-            cudastream=slot.stream.cuda_stream if slot.stream else 0,
-            usedevicememory=True,
-            maxwidth=size[1],
-            maxheight=size[0],
-        )
+        kind = getattr(self.library.cudaVideoCodec, codec)
+        with HardwareError.wrapped():
+            self.decoder: Any = self.library.CreateDecoder(
+                gpuid=slot.device.index or 0,
+                codec=kind,
+                cudacontext=0,
+                cudastream=slot.stream.cuda_stream if slot.stream else 0,
+                usedevicememory=True,
+                maxwidth=size[1],
+                maxheight=size[0],
+            )
+
+    def end(self) -> None:
+        """Free what the library holds, whoever still refers to this session."""
+        with SETTING_UP:
+            self.decoder = None
 
     def decode(self, address: int, size: int, pts: int) -> list[Surface]:
         """Give the decoder a packet; return the pictures that are complete. Of several pictures in a packet, only the
@@ -68,7 +75,7 @@ class Session:
 
     def _feed(self, packet: Any) -> list[Surface]:
         # The library creates the decoder with the first picture.
-        with nullcontext() if self.running else SETTING_UP:
+        with nullcontext() if self.running else SETTING_UP, HardwareError.wrapped():
             frames = self.decoder.Decode(packet)
         self.running = self.running or bool(frames)
         self.pictures += len(frames)
@@ -97,7 +104,7 @@ class Slot:
                 if self.stream:
                     self.stream.synchronize()
 
-    def borrow(self, tensor: torch.Tensor) -> None:
+    def share(self, tensor: torch.Tensor) -> None:
         """Use a tensor of another slot in this one's stream: its memory is not used again before that is done."""
         if self.stream:
             tensor.record_stream(self.stream)
@@ -107,5 +114,9 @@ class Slot:
         self.sessions[key] = session
         self.sessions.move_to_end(key)
         if len(self.sessions) > SESSIONS:
-            with SETTING_UP:
-                self.sessions.popitem(last=False)
+            self.sessions.popitem(last=False)[1].end()
+
+    def drop(self, key: Hashable) -> None:
+        """End a session that may be in any state."""
+        if (session := self.sessions.pop(key, None)) is not None:
+            session.end()

@@ -79,6 +79,14 @@ class Turns:
             self._free += count
             self._changed.notify(count)
 
+    def widen(self, place: Place) -> None:
+        """Give a file places beside its own, if it has none: half of those that are free."""
+        with self._changed:
+            if place.held and not place.beside:
+                place.beside = self._free // 2
+                self._free -= place.beside
+                self._beside += place.beside
+
     def use_beside(self, place: Place, most: int) -> int:
         """Use up to `most` of the places beside one, and free the others; return how many are used."""
         with self._changed:
@@ -102,9 +110,9 @@ class Turns:
                 if now >= end:
                     return None
                 self._changed.wait(min([end, *(place.began + KEPT for place in self._unused)]) - now)
-            place = Place(self, work, (self._free - 1) // 2)
-            self._free -= 1 + place.beside
-            self._beside += place.beside
+            self._free -= 1
+            place = Place(self, work)
+            self.widen(place)
             if place.beside:
                 self._unused.append(place)
             return place
@@ -123,9 +131,9 @@ class Turns:
 class Place:
     """A place on the card, from now on until it is given back, and perhaps others beside it."""
 
-    def __init__(self, turns: Turns, work: int, beside: int = 0) -> None:
+    def __init__(self, turns: Turns, work: int) -> None:
         self.turns, self.work, self.began = turns, work, time.monotonic()
-        self.beside = beside
+        self.beside = 0
         """Other places that the file has. Those that it does not use soon, other files may take."""
         self.held = self.alone = True
 
