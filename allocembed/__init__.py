@@ -41,6 +41,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     """Import on first use, so that `allocembed --help` does not wait for torch."""
     for module, names in _HOMES.items():

@@ -70,7 +70,7 @@ class Budget:
         """Parse "8f" (native frames) or "2048" (tokens). An int means tokens; a Budget is returned as it is."""
         if isinstance(text, Budget):
             return text
-        match = re.fullmatch(r"\s*(\d{1,12})\s*(f|frames?)?\s*", str(text), re.IGNORECASE)
+        match = re.fullmatch(r"\s*(\d{1,1000})\s*(f|frames?)?\s*", str(text), re.IGNORECASE)
         if not match:
             raise BudgetError(f"cannot read the budget {text!r}: write 8f for 8 native frames, or 2048 for tokens")
         amount = int(match[1])

@@ -6,6 +6,8 @@ only definition of "the same settings".
 
 import hashlib
 import json
+import math
+import numbers
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +18,7 @@ from allocembed.allocators.registry import check_allocator, is_method, split_loo
 from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY, check_backbone
 from allocembed.budget import CANDIDATES, Budget, check_range
 from allocembed.errors import ConfigError, did_you_mean
+from allocembed.paths import is_folder
 from allocembed.video import DecodeLimits, Hardware, Seek, Source, VideoSource, open_video
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8"]
@@ -71,11 +74,17 @@ class EmbedConfig:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
+        for name in ("backbone", "allocator"):
+            if isinstance(getattr(self, name), Path):
+                set_field(self, name, str(getattr(self, name)))
+        set_field(self, "budget", str(Budget.parse(self.budget)))
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            set_field(self, item.name, _typed(item.name, getattr(self, item.name), hints[item.name]))
         set_field(self, "backbone", _absolute(self.backbone, self.backbone.lower() in REGISTRY))
         learned, looks = split_looks(self.allocator)
         where = _absolute(learned, is_method(learned))
         set_field(self, "allocator", f"{where}+{looks}" if looks else where)
-        set_field(self, "budget", str(Budget.parse(self.budget)))
         if self.scale_range is not None:
             set_field(self, "scale_range", check_range(self.scale_range))
         for name, known in (("seek", Seek), ("dtype", DType), ("decoder", DecoderName)):
@@ -85,6 +94,10 @@ class EmbedConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        for name in ("rate", "start", "end"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ConfigError(f"{name} must be a finite number, not {value}")
         if self.rate is not None and not self.rate > 0:
             raise ConfigError(f"rate must be more than 0 frames per second, not {self.rate:g}")
         if self.start is not None and self.start < 0:
@@ -124,11 +137,16 @@ class EmbedConfig:
 
     @classmethod
     def from_dict(cls, stated: Mapping[str, Any]) -> Self:
+        """Read what `as_dict` gives."""
         return make(cls, stated)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return cls.from_dict(json.loads(text))
+        """Read what `as_json` wrote."""
+        stated = json.loads(text)
+        if not isinstance(stated, dict):
+            raise ConfigError(f"settings are a JSON object, not {text[:40]!r}")
+        return cls.from_dict(stated)
 
     def settings(self) -> dict[str, Any]:
         """The fields that decide which vector a video gets, as plain JSON values."""
@@ -179,7 +197,9 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return tuple(_typed(name, each, one) for each, one in zip(value, kinds, strict=True))
     if origin is Literal:
         return value  # the class itself says which values are known
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and isinstance(value, kind) and (kind is bool) == isinstance(value, bool):
         return value
@@ -189,7 +209,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
 
 def _absolute(name: str, known: bool) -> str:
     """The absolute path if the name is a local folder and not a known short name."""
-    return str(Path(name).resolve()) if name and not known and Path(name).is_dir() else str(name)
+    return str(Path(name).resolve()) if name and not known and is_folder(name) else str(name)
 
 
 def _plain(value: Any) -> Any:

@@ -175,7 +175,7 @@ def _compare(model: Backbone, embedder: AllocEmbed, sample: int, steps: "_Steps"
     with steps.step("compare", "comparing the methods") as step:
         methods = METHODS if embedder.allocator.name in METHODS else [*METHODS, embedder.allocator]
         scores = nano.evaluate(model, methods, limit=sample, progress=step.update)
-        step.result = f"the methods on {3 * sample} other videos; more is better, at the cost in the last column:\n"
+        step.result = f"the methods on {3 * sample} other videos; more is better, at the cost in the column “cost”:\n"
     note = (
         f"{sample} of every {nano.VIDEOS} videos; for the full benchmark: allocembed eval nano\n{embedder.budget.unit}"
     )

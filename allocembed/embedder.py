@@ -23,7 +23,7 @@ from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
 from allocembed.config import DecoderName, DType, EmbedConfig
-from allocembed.errors import VideoError
+from allocembed.errors import VideoBudgetError, VideoError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
 from allocembed.geometry import Geometry
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
@@ -320,7 +320,7 @@ class AllocEmbed:
                 with worker.lane():
                     allocation, item = self.prepare(clip, job[1], instruction)
             except BudgetError as error:
-                raise VideoError(clip.source, str(error)) from error
+                raise VideoBudgetError(clip.source, str(error)) from error
             yield Prepared(item, (clip.source, allocation))
 
         jobs = list(zip(sources, questions, strict=True))

@@ -6,6 +6,7 @@ The command line catches `AllocEmbedError` and nothing else: any other exception
     ├── ConfigError        an option or argument has an impossible value (also a ValueError)
     │   └── BudgetError    no allocation can meet the budget
     ├── VideoError         a source cannot be read
+    │   └── VideoBudgetError   no allocation of this video can meet the budget (also a BudgetError)
     ├── BackboneError      a model cannot be loaded, or cannot embed this input
     ├── PolicyError        a learned allocator cannot be loaded or used
     ├── DataError          a dataset, annotation or checkpoint file is missing or malformed
@@ -44,6 +45,14 @@ class VideoError(AllocEmbedError):
 
     def __str__(self) -> str:
         return f"{self.source}: {self.cause}"
+
+
+class VideoBudgetError(VideoError, BudgetError):
+    """No allocation of this video can meet the budget.
+
+    >>> isinstance(VideoBudgetError("talk.mp4", "the budget is too small"), BudgetError)
+    True
+    """
 
 
 class BackboneError(AllocEmbedError):

@@ -8,6 +8,9 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import docstring_parser
+
+SOURCE = "str | Path | ndarray | Sequence[ndarray | Image]"
 PAGE = Path(__file__).parent / "api.md"
 PUBLIC = {
     "allocembed": (
@@ -15,6 +18,7 @@ PUBLIC = {
         "EmbedConfig",
         "VideoEmbedding",
         "TextEmbedding",
+        "ImageEmbedding",
         "Failure",
         "Allocation",
         "Budget",
@@ -34,6 +38,7 @@ PUBLIC = {
 def render() -> str:
     """The whole page."""
     parts = ["# Python API\n", "Made from the docstrings by `python docs/make_api.py`; the tests keep it up to date.\n"]
+    parts.append(f"`Source` stands for `{SOURCE}`.\n")
     for module, names in PUBLIC.items():
         parts.append(f"## `{module}`\n")
         parts += [describe(name, getattr(import_module(module), name)) for name in names]
@@ -48,7 +53,10 @@ def describe(name: str, thing: object) -> str:
         return f"### `{name}{signature(thing)}`\n\n{words(thing)}\n"
     lines = [f"### `{name}`\n", words(thing), ""]
     if dataclasses.is_dataclass(thing):
-        lines += [f"- `{field.name}: {field.type}`" for field in dataclasses.fields(thing)]
+        docs = {each.arg_name: each.description or "" for each in docstring_parser.parse_from_object(thing).params}
+        lines += [
+            describe_field(field, " ".join(docs.get(field.name, "").split())) for field in dataclasses.fields(thing)
+        ]
     for member, value in vars(thing).items():
         public = not member.startswith("_")
         called = value.__func__ if isinstance(value, classmethod | staticmethod) else value
@@ -59,9 +67,21 @@ def describe(name: str, thing: object) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def describe_field(field: dataclasses.Field, about: str) -> str:
+    kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
+    return f"- `{short(f'{field.name}: {kind}{default}')}`" + (f": {about}" if about else "")
+
+
 def signature(thing: object) -> str:
     text = str(inspect.signature(thing))  # pyright: ignore[reportArgumentType] (anything callable)
-    return re.sub(r"^\((?:self|cls)(?:, )?", "(", text).replace("'", "")
+    return short(re.sub(r"^\((?:self|cls)(?:, )?", "(", text))
+
+
+def short(text: str) -> str:
+    """Without the modules of types, and with the names of unions of them."""
+    text = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z]|ndarray)", "", text).replace("'", "").replace("PIL.Image.Image", "Image")
+    return text.replace(SOURCE, "Source")
 
 
 def words(thing: object) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from allocembed import AllocEmbed, EmbedConfig, Failure, VideoError
 from allocembed.allocators.registry import METHODS
-from allocembed.errors import BackboneError, ConfigError
+from allocembed.errors import BackboneError, BudgetError, ConfigError
 from tests.clips import picture, write_video
 
 
@@ -121,6 +121,38 @@ def test_a_single_path_or_text_is_not_taken_for_a_list(folder):
         embedder.encode_video("")
     with pytest.raises(ConfigError, match="exact or keyframe"):
         EmbedConfig(seek="fast")
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"candidates": 2.5}, "candidates must be of type int"),
+        ({"candidates": "24"}, "candidates must be of type int"),
+        ({"dim": 64.0}, "dim must be of type int"),
+        ({"scale_range": (1,)}, "scale_range must be of type tuple"),
+        ({"compile": 1}, "compile must be of type bool"),
+        ({"end": float("nan")}, "end must be a finite number"),
+    ],
+)
+def test_settings_have_their_types(stated, words):
+    with pytest.raises(ConfigError, match=words):
+        EmbedConfig(**stated)
+
+
+def test_settings_may_be_numbers_of_numpy_and_paths(tmp_path):
+    config = EmbedConfig(candidates=np.int64(8), rate=2, backbone=tmp_path, budget=2048)
+    assert (config.candidates, config.rate, config.backbone, config.budget) == (8, 2.0, str(tmp_path), "2048")
+    with pytest.raises(ConfigError, match="a JSON object"):
+        EmbedConfig.from_json("[]")
+
+
+def test_a_budget_that_cannot_be_met_is_an_error_of_the_video_and_of_the_budget(folder, frames):
+    embedder = AllocEmbed.from_pretrained(folder, "uniform", budget=1, device="cpu")
+    with pytest.raises(BudgetError, match="too small"):
+        embedder.allocate(frames)
+    for kind in (BudgetError, VideoError):
+        with pytest.raises(kind, match="<frames>: the budget of 1 tokens is too small"):
+            embedder.encode_video(frames)
 
 
 def test_texts_embed_in_order(folder):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocembed.errors import ConfigError, PolicyError, did_you_mean
+from allocembed.paths import is_folder
 
 if TYPE_CHECKING:
     from allocembed.allocators.base import Allocator
@@ -60,7 +61,7 @@ def parse_looks(name: str) -> tuple[list[tuple[int, int]], float | None] | None:
 def check_allocator(name: str) -> None:
     """Raise ConfigError for a name that cannot be an allocator's, before any weights are read."""
     learned = split_looks(name)[0]
-    if is_method(name) or "/" in learned.strip("/") or (learned and Path(learned).is_dir()):
+    if is_method(name) or "/" in learned.strip("/") or (learned and is_folder(learned)):
         return
     hint = did_you_mean(name, (*ALL_METHODS, AUTO))
     raise ConfigError(
@@ -130,7 +131,7 @@ def _bundled(folder: str | None, backbone: Backbone | None) -> str:
             f"no learned allocator is bundled {target}: pass --allocator FOLDER_OR_HUB_ID, train one with "
             f"allocembed train --backbone {'NAME' if backbone is None else backbone.name}, or use uniform"
         )
-    if not Path(folder).is_dir():
+    if not is_folder(folder):
         raise PolicyError(
             f"the bundled allocator is missing from this installation ({folder}): reinstall allocembed, or make it "
             "with recipes/nano_allocator.py and pass its folder with --allocator"

@@ -32,6 +32,7 @@ from allocembed.backbones.registry import (
 )
 from allocembed.errors import BackboneError, MissingDependency
 from allocembed.inputs import choose_inputs
+from allocembed.paths import is_folder
 
 
 def load_backbone(
@@ -132,7 +133,7 @@ def find_folder(source: str, name: str) -> Path:
     A cached model is used as it is, without a request to the network. Without a network the error comes at once: the
     hub client alone would retry each file for half a minute.
     """
-    if Path(source).is_dir():
+    if is_folder(source):
         return Path(source)
     try:
         validate_repo_id(source)
@@ -208,12 +209,13 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _cannot_load(name: str, source: str, error: Exception) -> str:
     cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if Path(source).is_dir():
+    if is_folder(source):
         return (
             f"cannot load the backbone in {source} ({type(error).__name__}: {cause}): the folder is incomplete or "
             "broken; download or save it again"
         )
-    fetch = "" if Path(source).is_absolute() else f"  hf download {source}   where the network allows it\n"
+    local = Path(source).is_absolute() or source.startswith(".")
+    fetch = "" if local else f"  hf download {source}   where the network allows it\n"
     return (
         f"cannot load backbone {name!r} ({cause}). Options:\n"
         f"  --backbone /path/to/folder   a local copy of it\n{fetch}"

@@ -19,6 +19,7 @@ from allocembed.backbones.siglip.inputs import PIPELINES as SIGLIP_PIPELINES
 from allocembed.errors import BackboneError, did_you_mean
 from allocembed.geometry import Geometry, WholeTokenGeometry
 from allocembed.inputs import Inputs, choose_inputs
+from allocembed.paths import is_folder
 
 if TYPE_CHECKING:
     from allocembed.backbones.base import Backbone
@@ -251,7 +252,7 @@ def check_backbone(name: str, inputs: str | None = None) -> None:
             f"{name} is missing from this installation ({entry.source}): reinstall allocembed, or make the model with "
             "recipes/nano_backbone.py and pass its folder with --backbone"
         )
-    if name.lower() in REGISTRY or (name and Path(name).is_dir()):
+    if name.lower() in REGISTRY or (name and is_folder(name)):
         return
     organisation, slash, repository = name.partition("/")
     if organisation and slash and repository and "/" not in repository:
@@ -279,7 +280,7 @@ def known_inputs(name: str, pipeline: str | None = None) -> Inputs | None:
     """
     entry = find_entry(name)
     folder = Path(entry.source)
-    if folder.is_dir():
+    if is_folder(folder):
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             family = FAMILIES[config["model_type"]]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from allocembed.backbones.registry import ADAPTER, FAMILIES, find_entry
 from allocembed.inputs import choose_inputs
+from allocembed.paths import is_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +51,7 @@ def load_text_half(
 
 def _local_folder(source: str) -> Path | None:
     """The folder of a checkpoint, which may be in the hub's cache."""
-    if Path(source).is_dir():
+    if is_folder(source):
         return Path(source)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -166,8 +166,9 @@ def measure(
 ) -> FidelityTable:
     """Embed every source at full resolution and at every setting.
 
-    A video that cannot be read is left out and named. A setting whose budget is too small for some video is left out,
-    because all settings must have the same videos. `progress` is called with the embeddings made so far.
+    A video that cannot be read, or for which every budget is too small, is left out and named. A setting whose budget
+    is too small for some other video is left out, because all settings must have the same videos. `progress` is called
+    with the embeddings made so far.
     """
     embedders = candidates.embedders
 
@@ -187,6 +188,7 @@ def measure(
 
     measured: list[tuple[str, dict[Setting | None, tuple[Allocation, np.ndarray]]]] = []
     failures: list[str] = []
+    too_small = ""
     impossible: dict[Setting, str] = {}
     jobs = map(_Job, sources)
     for done, outcome in enumerate(embed_jobs(candidates.full.backbone, jobs, prepare, batch=BATCH), 1):
@@ -194,18 +196,23 @@ def measure(
             failures.append(str(outcome.error))
         elif outcome.error is not None:
             raise outcome.error
+        elif len(outcome.job.impossible) == len(candidates.settings):
+            too_small = next(iter(outcome.job.impossible.values()))
+            failures.append(too_small)
         else:
             found = {setting: (allocation, vector) for (setting, allocation), vector in outcome.pieces}
             measured.append((outcome.job.names[0], found))
             impossible = {**outcome.job.impossible, **impossible}
         if progress:
             progress(done * len(embedders))
+    if len(measured) < 2 and too_small:
+        raise BudgetError(f"every budget is too small for some videos: {too_small}")
     if len(measured) < 2:
         named = f"; cannot read {failures[0]}" if failures else ""
         raise DataError(f"cannot compare with {len(measured)} readable videos: give at least two, better 64{named}")
     settings = [setting for setting in candidates.settings if setting not in impossible]
     if not settings:
-        raise BudgetError(f"every budget is too small for some video: {next(iter(impossible.values()))}")
+        raise BudgetError(f"every budget is too small for some videos: {next(iter(impossible.values()))}")
     rows = [[found[setting] for setting in settings] for _, found in measured]
     return FidelityTable(
         settings,

@@ -179,13 +179,16 @@ def recommend(table: FidelityTable, *, within: float = WITHIN, by: Price = "time
 
     Nearly as good: its mean cosine is lower by at most `within` of the mean distance between two videos. Of settings
     with about the same price it is the one with the highest cosine; but the reference method is kept unless the paired
-    interval shows that the other one is better. A setting that takes as long as full resolution is not recommended for
-    its time. The rule is repeated on resamples of the videos and of the times.
+    interval shows that the other one is better. A setting that costs as many tokens as full resolution is not
+    recommended, nor one that takes as long, for its time. The rule is repeated on resamples of the videos and of the
+    times.
     """
     prices = table.prices(by)
-    quick = np.arange(len(table.settings))
-    if by == "time" and table.timings and (prices < table.timings.full_total).any():
-        quick = np.flatnonzero(prices < table.timings.full_total)
+    cheap = table.tokens.mean(0) < table.full_tokens.mean()
+    quick = cheap if cheap.any() else np.ones_like(cheap)
+    if by == "time" and table.timings and (faster := quick & (prices < table.timings.full_total)).any():
+        quick = faster
+    quick = np.flatnonzero(quick)
     loss = within * (1 - table.between)
     plain = np.array([setting.method == table.reference for setting in table.settings])
     chosen = table.settings[quick[_choose(table.cosines[:, quick], prices[quick], plain[quick], loss)]]
@@ -201,6 +204,8 @@ def recommend(table: FidelityTable, *, within: float = WITHIN, by: Price = "time
     share = 1 - len(others) / RESAMPLES
     runner_up = max(dict.fromkeys(others), key=others.count) if others else None
     sentence = f"{_describe(table, chosen)}; {_beside_reference(table, chosen)}"
+    if not cheap.any():
+        sentence = "full resolution, because no setting that was measured costs fewer tokens; try smaller budgets"
     return Recommendation(chosen, sentence, share, runner_up, _warnings(table, share, runner_up))
 
 
@@ -304,13 +309,14 @@ def _beside_reference(table: FidelityTable, setting: Setting) -> str:
         usual = [other for other in table.settings if other.method == table.reference]
         equal = [other for other in usual if not table.difference(setting, other).is_positive]
         if not equal:
-            return f"{table.reference} does not reach that under any budget measured"
+            return f"{table.reference} does not reach that cosine under any budget measured"
         least = min(equal, key=lambda other: table.tokens[:, table.settings.index(other)].mean())
         return f"{table.reference} needs {least.budget} for the same"
-    better = {}
-    for other in table.settings:
-        if other.budget == setting.budget and (found := table.against_reference(other)) and found.is_positive:
-            better[other] = found
+    others = [other for other in table.settings if other.budget == setting.budget and other != setting]
+    if not others:
+        return "no other method was measured under that budget"
+    found = {other: table.against_reference(other) for other in others}
+    better = {other: by for other, by in found.items() if by and by.is_positive}
     if not better:
         return "no method is better under that budget by more than chance"
     best = max(better, key=lambda other: better[other].mean)
@@ -334,6 +340,9 @@ def _warnings(table: FidelityTable, share: float, runner_up: Setting | None) -> 
             f"the times are not reliable: the slower of two equal runs took {table.timings.ratio:.1f} times as long; "
             "stop what else uses this machine, or use --by tokens"
         )
+    if (dear := table.tokens.mean(0) >= table.full_tokens.mean()).any():
+        names = ", ".join(str(setting) for setting, is_dear in zip(table.settings, dear, strict=True) if is_dear)
+        warnings.append(f"these cost as many tokens as full resolution, or more: {names}")
     if table.timings and (slow := table.prices("time") >= table.timings.full_total).any():
         names = ", ".join(str(setting) for setting, is_slow in zip(table.settings, slow, strict=True) if is_slow)
         warnings.append(f"here these take as long as full resolution, or longer: {names}")

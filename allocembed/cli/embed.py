@@ -18,6 +18,7 @@ from allocembed.config import EmbedConfig
 from allocembed.errors import ConfigError, SearchError, VideoError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
+from allocembed.paths import why_absent
 from allocembed.remote.objects import is_remote
 from allocembed.scale.cluster import ClusterOptions
 from allocembed.video import Clip
@@ -48,7 +49,8 @@ def embed(
     Args:
         videos: Video files, also in object storage (s3://bucket/a.mp4), folders of frames, or - to read one path per
             line from stdin.
-        out: File for the vectors: .npz, .jsonl or .parquet. With --engine ray a folder of .parquet files.
+        out: File for the vectors: .npz, .jsonl or .parquet. With --devices or --engine ray, a folder of
+            .parquet files.
         question: Question about the videos. It becomes part of the prompt and steers learned and sensitivity.
         instruction: Instruction to the model; it does not steer the allocator. Default: the model's own.
         recursive: Embed all videos in the given folders and their subfolders.
@@ -139,14 +141,14 @@ def allocate(
 
 def check_exists(path: Path) -> None:
     """Raise VideoError for a missing source, before any model is loaded."""
-    if not path.exists():
-        raise VideoError(str(path), "no such file or folder; check the path")
+    if cause := why_absent(path):
+        raise VideoError(str(path), cause)
 
 
 def _sources(paths: Sequence[Place], recursive: bool) -> tuple[list[Place], list[str]]:
     """The videos to embed, and what is left out already."""
     from allocembed.search.files import find_videos
-    from allocembed.video import IMAGE_SUFFIXES
+    from allocembed.video.images import list_images
 
     # Bytes, because file names need not be valid Unicode.
     lines = sys.stdin.buffer.read().splitlines() if Path("-") in paths else []
@@ -168,12 +170,16 @@ def _sources(paths: Sequence[Place], recursive: bool) -> tuple[list[Place], list
         except VideoError as error:
             failed.append(str(error))
             continue
-        if recursive and path.is_dir() and not any(each.suffix.lower() in IMAGE_SUFFIXES for each in path.iterdir()):
+        if recursive and path.is_dir():
             videos, unread = find_videos([path])
             found += [Path(each.path) for each in videos]
             failed += [f"{name}: {cause}" for name, cause in unread.items()]
             if not videos and not unread:
-                failed.append(f"{path}: there is no video in this folder")
+                try:
+                    list_images(path, str(path))
+                    found.append(path)  # a folder of frames
+                except VideoError:
+                    failed.append(f"{path}: there is no video in this folder")
         else:
             found.append(path)
     return found, failed

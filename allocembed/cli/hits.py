@@ -15,11 +15,12 @@ def print_hits(hits: Sequence[Hit]) -> None:
         say("nothing found")
         return
     # Plain lines, because a table would break long paths.
-    print(f"{'score':>6}  {'moment':>17}  {'tokens':>8}  video")
+    # The tokens of all of a video's vectors: of the whole, and of its segments.
+    print(f"{'score':>6}  {'moment':>17}  {'all tokens':>10}  video")
     for hit in hits:
         moment = "–".join(format_time(seconds, tenths=hit.duration < 60) for seconds in (hit.start, hit.end))
         copies = f"  (and {hit.copies} near-duplicates)" if hit.copies else ""
-        print(f"{hit.score:6.3f}  {moment:>17}  {hit.cost:8,}  {hit.path}{copies}")
+        print(f"{hit.score:6.3f}  {moment:>17}  {hit.cost:10,}  {hit.path}{copies}")
         if hit.line:
             print(f"{'':8}{format_time(hit.line_start):>17}  “{hit.line}”")
 

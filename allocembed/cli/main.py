@@ -50,7 +50,8 @@ EXAMPLES = """examples:
 options of all commands:
   --quiet    print results and errors only
   --debug    print the traceback of an error
-  --version  print the version and exit
+
+allocembed --version prints the version.
 """
 
 

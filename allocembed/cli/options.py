@@ -5,6 +5,7 @@ docstring. A command may hide fields, or take their defaults from a place that i
 """
 
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -22,6 +23,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError
+from allocembed.paths import why_absent
 from allocembed.remote.objects import is_remote
 
 Run = Callable[..., int | None]
@@ -30,6 +32,7 @@ SHORT = {"backbone": "-b", "backbones": "-b", "allocator": "-a", "out": "-o"}
 REPEATED = {"backbones": "backbone"}
 """Fields whose option may be repeated; it has the name of one value."""
 
+NOTHING_KEPT = "nothing is kept"
 UNSET = arg(help_behavior_hint="")
 """Marks an option whose default is not worth printing."""
 FLAT = arg(name="")
@@ -93,7 +96,8 @@ class Command:
         except SystemExit as stop:
             if not stop.code:
                 raise
-            raise UsageError(_one_line(complaint.getvalue(), prog)) from None
+            message = _like_options(words, complaint.getvalue()) or _one_line(complaint.getvalue())
+            raise UsageError(f"{message}; see {prog} --help") from None
 
 
 def all_but(*shown: str) -> tuple[str, ...]:
@@ -182,8 +186,21 @@ def _field_docs(cls: type) -> dict[str, str]:
     return {param.arg_name: " ".join((param.description or "").split()) for params in parsed for param in params}
 
 
-def _one_line(box: str, prog: str) -> str:
-    """tyro's boxed complaint as one line: the message, similar options, and where the help is."""
+def _like_options(words: Sequence[str], box: str) -> str:
+    """What to say of files and texts whose first letter makes them look like options; nothing if there are none.
+
+    tyro then blames the words after them, too.
+    """
+    if "Unrecognized options" not in box:
+        return ""
+    blamed = [word for word in words if re.match(r"-[^-]", word) and word in box]
+    if file := next((word for word in blamed if not why_absent(word)), None):
+        return f"{file} looks like an option: write ./{file}"
+    return f"unrecognized option {blamed[0]}; if it is a text, write -- before it, after all options" if blamed else ""
+
+
+def _one_line(box: str) -> str:
+    """tyro's boxed complaint as one line: the message, and similar options."""
     lines = [line.strip(" │╭╮╰╯") for line in box.splitlines()[1:]]
     parts = [list(part) for is_rule, part in groupby(lines, lambda line: set(line) <= {"-", "─"}) if not is_rule]
     message = " ".join(parts[0]).partition("  Got errors")[0].rstrip(".") if parts else box
@@ -191,4 +208,4 @@ def _one_line(box: str, prog: str) -> str:
         message = message.replace(old, new)
     similar = [word for part in parts if part[0] == "Perhaps you meant:" for line in part[1:] for word in line.split()]
     names = " or ".join(dict.fromkeys(word for word in similar if word.startswith("--")))
-    return f"{message[:1].lower()}{message[1:]}{f' (did you mean {names}?)' if names else ''}; see {prog} --help"
+    return f"{message[:1].lower()}{message[1:]}{f' (did you mean {names}?)' if names else ''}"

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from allocembed.cli.options import Place, UsageError
+from allocembed.cli.options import NOTHING_KEPT, Place, UsageError
 from allocembed.config import EmbedConfig
 from allocembed.errors import MissingDependency, SearchError
 from allocembed.output.console import complain, progress, say
@@ -44,7 +44,8 @@ def index_with_ray(
                 to, sources, config, cluster, segments=segments, progress=show, **options
             )
         except KeyboardInterrupt:
-            say(f"what was committed is kept in {to}; run the same command again to continue")
+            kept = exists(to) and VideoIndex.open(to).store.count()
+            say(f"what was committed is kept in {to}; run the same command again to continue" if kept else NOTHING_KEPT)
             raise
         finally:
             # An empty index would hold the next run to options with which nothing could be indexed.
@@ -91,6 +92,7 @@ def embed_with_ray(
         raise MissingDependency("writing Parquet files", "pyarrow", "search")
     place = str(out) if is_remote(str(out)) else str(Path(out).absolute())
     found, failed = _entries(videos, failed)
+    total = len(found) + len(failed)
     written = spent = before = 0
     with progress("embedding", len(found)) as shown:
         outcomes = vectors.embed_with_ray(
@@ -105,7 +107,7 @@ def embed_with_ray(
                 written, spent = written + 1, spent + outcome.tokens
             shown.advance(f"{len(failed):,} failed, {spent:,} tokens" if failed else f"{spent:,} tokens")
     there = f", {before} were there" if before else ""
-    say(f"{written} of {len(found)} videos embedded{there}, {spent:,} tokens → {out}")
+    say(f"{written} of {total} videos embedded{there}, {spent:,} tokens → {out}")
     for failure in failed:
         complain("left out", failure)
     return 1 if failed else 0

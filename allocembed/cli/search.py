@@ -12,6 +12,7 @@ from allocembed.cli.embed import check_exists
 from allocembed.cli.hits import cut_hits, print_hits
 from allocembed.cli.options import (
     FLAT,
+    NOTHING_KEPT,
     UNSET,
     AsJson,
     Command,
@@ -121,17 +122,15 @@ def add(
         _print_report(report, to)
         return 1 if report.failed or report.skipped else 0
     cluster.check_unused()
-    new = not exists(to)
-    if new:
+    index, discarded = _continued(to, config, segments), False
+    new = index is None
+    if index is None:
         found, unread = find_videos(sources)
         if not found:
             remedy = next((f"{path} {cause}" for path, cause in unread.items()), "give a folder that holds some")
             raise SearchError(f"there is no video in {', '.join(map(str, sources))}: {remedy}")
         index = VideoIndex.create(to, config, segments=segments or "auto")
         _suggest_smaller(index)
-    else:
-        index = VideoIndex.open(to, config, segments=segments)
-    discarded = False
     with progress("indexing") as shown:
 
         def show(report: IndexReport) -> None:
@@ -141,9 +140,7 @@ def add(
             report = index.add(sources, **options, progress=show)
         except KeyboardInterrupt:
             kept = len(index.store.videos())
-            say(
-                f"{kept} videos are kept in {to}; run the same command again to continue" if kept else "nothing is kept"
-            )
+            say(f"{kept} videos are kept in {to}; run the same command again to continue" if kept else NOTHING_KEPT)
             raise
         finally:
             # An empty index would hold the next run to options with which nothing could be indexed.
@@ -178,13 +175,13 @@ def ls(index: Index, failed: Flag = False, as_json: AsJson = False) -> None:
     """List the files of an index, one per line.
 
     Args:
-        failed: List only files that could not be read, with the reasons.
+        failed: List only files that could not be read, each with the reason.
         as_json: Print one JSON object per line.
     """
     for file in _open(index).files():
         if failed and not file.error:
             continue
-        line = f"{file.path}: {file.error}" if file.error else file.path
+        line = f"{file.path}: {file.error}" if failed else file.path
         print(json.dumps(asdict(file)) if as_json else line)
 
 
@@ -325,7 +322,8 @@ def search(
     wanted = Query(query, image, tuple(map(Example.parse, like)), unlike)
     for path in (*image, *(example.path for example in wanted.like)):
         check_exists(path)
-    hits = _open(index, config).search(
+    opened = _open(index, config)
+    hits = opened.search(
         wanted,
         top=top,
         min_score=min_score,
@@ -338,7 +336,21 @@ def search(
         print(json.dumps([asdict(hit) for hit in hits]))
     else:
         print_hits(hits)
+        if not hits and not opened.store.count():
+            say(f"the index is empty; fill it with: allocembed index FOLDER --to {index}")
     return 0 if clip is None else cut_hits(hits, clip)
+
+
+def _continued(uri: str, config: EmbedConfig, segments: str | None) -> VideoIndex | None:
+    """The index to add to; None if there is none, or one of other settings that a killed run has left empty."""
+    if not exists(uri):
+        return None
+    try:
+        return VideoIndex.open(uri, config, segments=segments)
+    except SearchError:
+        if VideoIndex.open(uri).discard_if_empty():
+            return None
+        raise
 
 
 def _open(uri: str, run: EmbedConfig = EmbedConfig()) -> VideoIndex:  # noqa: B008 (frozen)

@@ -205,8 +205,8 @@ class RayIndexing:
             self.report.failed.append((outcome.entry.path, outcome.entry.error))
         elif outcome.status == "embedded":
             self.report.embedded += 1
-        else:  # its content is known, from a run that was killed or from another file
-            self.report.unchanged += 1
+        else:  # its content is known, from another file or from a run that was killed
+            self.report.moved += 1
         self.report.tokens += outcome.tokens
         self.rows.append(outcome.entry)
         if len(self.rows) >= ROWS or time.monotonic() - self.written > SECONDS:

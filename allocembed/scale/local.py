@@ -223,6 +223,8 @@ def check_cards(devices: Sequence[str]) -> None:
     count = torch.cuda.device_count()
     for device in cards:
         if int(device.partition(":")[2] or 0) >= count:
+            if not count:
+                raise ConfigError(f"there is no {device} here, and no other GPU: use --devices cpu,cpu")
             raise ConfigError(f"there is no {device} here, only {count} GPUs: name others with --devices, or use all")
 
 

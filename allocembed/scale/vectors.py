@@ -1,7 +1,8 @@
 """Embed with Ray into a folder of Parquet files, which tools read as one table.
 
 Each worker writes what it has embedded as files of its own, whole or absent. A run that was killed is continued by what
-these files hold: a file of the same path, size and date, or ETag, is not embedded again.
+these files hold: a file of the same path, size and date, or ETag, is not embedded again. The row of a file that has
+changed since is dropped.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -39,6 +40,34 @@ class VectorOutcome:
     error: str = ""
 
 
+class Done:
+    """The videos that a folder holds: digests of their paths and keys, eight bytes each."""
+
+    def __init__(self) -> None:
+        self.keys: dict[bytes, bytes] = {}
+        """By path."""
+        self.doubled: dict[bytes, set[bytes]] = {}
+        """All keys of paths that have several: a run was killed before it dropped the old ones."""
+
+    def add(self, sources: Sequence[str], keys: Sequence[str]) -> None:
+        for source, key in zip(sources, keys, strict=True):
+            path, own = _short(source), bytes.fromhex(key)
+            if (first := self.keys.setdefault(path, own)) != own:
+                self.doubled.setdefault(path, {first}).add(own)
+
+    def has(self, file: FileEntry) -> bool:
+        """Whether there is a file as it is now."""
+        return bytes.fromhex(key_of(file)) in self._of(file)
+
+    def has_old(self, file: FileEntry) -> bool:
+        """Whether there is a file as it was before."""
+        return bool(self._of(file) - {bytes.fromhex(key_of(file))})
+
+    def _of(self, file: FileEntry) -> set[bytes]:
+        path = _short(file.path)
+        return self.doubled.get(path) or ({self.keys[path]} if path in self.keys else set())
+
+
 class PartFolder:
     """A folder of Parquet files, on a disk or in object storage."""
 
@@ -61,20 +90,39 @@ class PartFolder:
             raise OutputError(f"cannot write to {self.place}: {error.strerror or error}") from error
         if old.decode(errors="replace") != stated:
             raise OutputError(
-                f"cannot continue {self.place}: it was made with other settings; give the same, or choose another --out"
+                f"cannot continue {self.place}: it was made with {_difference(old, settings)}; give the same settings, "
+                "or choose another --out"
             )
 
-    def done(self) -> set[bytes]:
-        """Keys of all videos that the files hold, eight bytes each."""
+    def done(self) -> Done:
+        """What all files hold."""
+        found = Done()
+        for _, table in self._tables(["source", "key"]):
+            found.add(table["source"].to_pylist(), table["key"].to_pylist())
+        return found
+
+    def drop_changed(self, changed: Mapping[bytes, bytes]) -> None:
+        """Drop the rows of files that have changed: `changed` gives the new key of each path, by its digest."""
+        if not changed:
+            return
         from pyarrow import parquet
 
-        keys: set[bytes] = set()
+        for name, table in self._tables(None):
+            rows = zip(table["source"].to_pylist(), table["key"].to_pylist(), strict=True)
+            kept = [changed.get(_short(source), own := bytes.fromhex(key)) == own for source, key in rows]
+            if not all(kept):
+                content = io.BytesIO()
+                parquet.write_table(table.filter(kept), content)
+                self.write(name, content.getvalue())
+
+    def _tables(self, columns: list[str] | None) -> Iterator[tuple[str, Any]]:
+        """Name and content of each Parquet file."""
+        from pyarrow import parquet
+
         with self._errors():
             for name in list(self._names()):
                 if name.endswith(".parquet"):
-                    table = parquet.read_table(io.BytesIO(self._read(name)), columns=["key"])
-                    keys.update(bytes.fromhex(key) for key in table["key"].to_pylist())
-        return keys
+                    yield name, parquet.read_table(io.BytesIO(self._read(name)), columns=columns)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -129,9 +177,9 @@ class VectorWorker:
         """Embed files; one outcome for each. What is handed out `again` may have been written before."""
         from allocembed.embedder import Failure
 
-        done = self.folder.done() if again else set[bytes]()
-        outcomes = [VectorOutcome(file.path, "embedded") for file in files if is_done(file, done)]
-        files = [file for file in files if not is_done(file, done)]
+        done = self.folder.done() if again else Done()
+        outcomes = [VectorOutcome(file.path, "embedded") for file in files if done.has(file)]
+        files = [file for file in files if not done.has(file)]
         rows: list[tuple[str, Any]] = []
         stream = self.embedder.stream([file.path for file in files], self.question, instruction=self.instruction)
         for file, result in zip(files, stream, strict=True):
@@ -165,8 +213,19 @@ def key_of(file: FileEntry) -> str:
     return hashlib.blake2b(about.encode(), digest_size=8).hexdigest()
 
 
-def is_done(file: FileEntry, done: set[bytes]) -> bool:
-    return bytes.fromhex(key_of(file)) in done
+def _short(text: str) -> bytes:
+    """Eight bytes that stand for a text."""
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def _difference(old: bytes, new: dict[str, Any]) -> str:
+    """The first setting that is another one, in words."""
+    try:
+        stated = json.loads(old)
+        name, was = next((name, was) for name, was in stated.items() if new.get(name) != was)
+    except (ValueError, AttributeError, StopIteration):
+        return "other settings"
+    return f"{name} {was}, not {new.get(name)}"
 
 
 def embed_with_ray(
@@ -182,11 +241,14 @@ def embed_with_ray(
     folder = PartFolder(place)
     folder.settle({**config.settings(), "question": question, "instruction": instruction})
     done, skipped = folder.done(), 0
+    changed: dict[bytes, bytes] = {}
 
     def new() -> Iterator[FileEntry]:
         nonlocal skipped
         for file in files:
-            if is_done(file, done):
+            if done.has_old(file):
+                changed[_short(file.path)] = bytes.fromhex(key_of(file))
+            if done.has(file):
                 skipped += 1
             else:
                 yield file
@@ -209,6 +271,7 @@ def embed_with_ray(
                 yield from pool.run(chain([first], pending), _give_up)
             finally:
                 pool.close()
+    folder.drop_changed(changed)
     yield from (None for _ in range(skipped))
 
 

@@ -11,6 +11,7 @@ from stat import S_ISREG
 from typing import Self
 
 from allocembed.errors import SearchError
+from allocembed.paths import why_absent
 from allocembed.remote.objects import ObjectInfo, is_remote, list_objects, look
 from allocembed.video.clip import is_video
 
@@ -71,8 +72,8 @@ def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterat
             yield from _objects(str(source))
             continue
         source = Path(source)
-        if not source.exists():
-            raise SearchError(f"{source}: no such file or folder; check the path")
+        if cause := why_absent(source):
+            raise SearchError(f"{source}: {cause}")
         for path in _walk(source, refuse) if source.is_dir() else [source]:
             absolute = str(path.absolute())
             try:

@@ -24,7 +24,7 @@ from allocembed.search.said.lines import LineStore
 from allocembed.search.searching import SearchJob
 from allocembed.search.sentences import SentenceReader
 from allocembed.search.settings import NEAR, IndexSettings
-from allocembed.search.storage import exists, is_free, locked, place_of
+from allocembed.search.storage import check_free, locked, place_of
 from allocembed.search.store import EmbeddedSegment, IndexStore
 
 if TYPE_CHECKING:
@@ -52,11 +52,9 @@ class VideoIndex:
         """Make an empty index. If an embedder is given, it must have been made from `config`."""
         uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
+        check_free(uri)  # also before a lock is made
         with locked(uri) as lease:
-            if exists(uri):
-                raise SearchError(f"there is already an index at {uri}: open it, or choose another place")
-            if not is_free(uri):
-                raise SearchError(f"{uri} is not an index and not empty: choose another place with --to")
+            check_free(uri)
             embedder = embedder or _load(config)
             if lease is not None:
                 lease.check()  # loading may have taken longer than the lease lasts
@@ -220,7 +218,15 @@ class VideoIndex:
         dedupe: bool = False,
     ) -> list[Hit]:
         """Videos nearest to a vector (dim,); `without` excludes one video."""
+        self._check_vector(vector)
         return SearchJob(self, vector, "", top, min_score, filters, dedupe, without).hits()
+
+    def _check_vector(self, vector: np.ndarray) -> None:
+        dim = len(self.settings.probe)
+        if np.shape(vector) != (dim,):
+            raise SearchError(f"a vector of this index has the shape ({dim},), not {np.shape(vector)}")
+        if not np.isfinite(vector).all():
+            raise SearchError("the vector has numbers that are not finite: embed the query again")
 
     def files(self) -> list[FileEntry]:
         """All files, by path. Those that could not be read have an `error`."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from allocembed.errors import SearchError
+from allocembed.paths import why_absent
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
@@ -52,7 +53,7 @@ class Example:
         """
         found = EXAMPLE.fullmatch(text)
         # A file may have a name like this.
-        if found is None or Path(text).exists():
+        if found is None or not why_absent(text):
             return cls(Path(text))
         start = _seconds(found["start"])
         end = start + MOMENT if found["dash"] is None else None if found["end"] is None else _seconds(found["end"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allocembed.errors import AllocEmbedError, SearchError
+from allocembed.paths import is_folder, why_absent
 from allocembed.remote.objects import (
     StorageFailure,
     environment_options,
@@ -42,7 +43,8 @@ def exists(uri: str) -> bool:
 def has_table(uri: str, name: str) -> bool:
     """Whether there is a table whose making was completed."""
     if not is_remote(uri):
-        return any((Path(uri) / f"{name}.lance" / "_versions").glob("*.manifest"))
+        versions = Path(uri) / f"{name}.lance" / "_versions"
+        return is_folder(versions) and any(versions.glob("*.manifest"))
     with storage_errors(uri, UNREADABLE):
         return has_objects(f"{uri}/{name}.lance/_versions")
 
@@ -55,16 +57,25 @@ def connect(uri: str, **options: Any) -> Any:
     return lancedb.connect(uri, **options)
 
 
-def is_free(uri: str) -> bool:
-    """Whether an index can be made here: nothing exists, or only parts of an index that was never completed."""
+def check_free(uri: str) -> None:
+    """Raise SearchError if an index cannot be made here, because there is one, or something else."""
+    if exists(uri):
+        raise SearchError(f"there is already an index at {uri}: open it, or choose another place")
+    if not _is_free(uri):
+        raise SearchError(f"{uri} is not an index and not empty: choose another place with --to")
+
+
+def _is_free(uri: str) -> bool:
+    """Whether nothing exists here, or only parts of an index that was never completed."""
     ours = {LOCK, LEASE, *(f"{name}.lance" for name in (*TABLES, *SPOKEN))}
     if is_remote(uri):
         with storage_errors(uri, UNREADABLE):
             names = (each.address.removeprefix(f"{uri}/").partition("/")[0] for each in list_objects(uri))
             return all(name in ours or name.startswith("indexing.probe-") for name in names)
-    if not Path(uri).exists():
-        return True
-    return Path(uri).is_dir() and all(path.name in ours for path in Path(uri).iterdir())
+    if why_absent(uri):
+        return True  # or making it fails, with the reason
+    with storage_errors(uri, UNREADABLE):
+        return Path(uri).is_dir() and all(path.name in ours for path in Path(uri).iterdir())
 
 
 def place_of(uri: str | Path) -> str:

@@ -78,6 +78,8 @@ class Demuxer:
         try:
             yield
         except (self.av.error.FFmpegError, OSError) as error:
+            if isinstance(error, PermissionError):
+                cause, remedy = "cannot be read", "check its permissions"
             raise VideoError(self.source, f"{cause} ({error.strerror or error}); {remedy}") from error
 
     def size(self) -> int:

@@ -49,6 +49,27 @@ def test_time_decides_unless_tokens_are_asked_for():
     assert better.sentence.endswith("smart is better by 0.010 under that budget, but takes 5.0 times as long")
 
 
+def test_what_costs_as_much_as_full_resolution_is_not_recommended():
+    table = replace(make_table([0.80, 0.949, 0.94, 0.95]), full_tokens=np.full(40, 150))
+    advice = recommend(table, within=0.001)
+    assert advice.setting == ("smart", "4f")
+    assert any(
+        "as many tokens as full resolution, or more: uniform at 8f, smart at 8f" in note for note in advice.warnings
+    )
+    advice = recommend(replace(table, full_tokens=np.full(40, 90)))
+    assert advice.sentence.startswith("full resolution, because no setting that was measured costs fewer tokens")
+
+
+def test_a_method_alone_is_not_said_to_be_the_best():
+    table = make_table([0.80, 0.9, 0.88, 0.9])
+    alone = replace(
+        table,
+        settings=SETTINGS[:1],
+        **{name: getattr(table, name)[:, :1] for name in ("vectors", "tokens", "look_tokens")},
+    )
+    assert recommend(alone).sentence.endswith("no other method was measured under that budget")
+
+
 def test_another_method_must_be_better_than_uniform_by_more_than_chance():
     equal = recommend(make_table([0.5, 0.90, 0.5, 0.90], noise=0.05))
     assert equal.setting == ("uniform", "8f") and any("no method differs" in note for note in equal.warnings)

@@ -110,6 +110,34 @@ def test_recursive_embeds_all_videos_of_a_folder_and_a_folder_of_frames_stays_on
     assert result.returncode == 1 and "there is no video in this folder" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["poster.jpg", ".thumb.jpg"])
+def test_a_picture_beside_videos_does_not_make_a_folder_of_frames(videos, tmp_path, qwen3_folder, name):
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "a.mp4").write_bytes(videos[0].read_bytes())
+    Image.new("RGB", (64, 48)).save(tmp_path / "all" / name)
+    result = run("embed", tmp_path / "all", "--recursive", "-b", qwen3_folder, "-o", tmp_path / "v.npz")
+    assert result.returncode == 0, result.stderr
+    assert np.load(tmp_path / "v.npz")["sources"].tolist() == [str(tmp_path / "all" / "a.mp4")]
+
+
+def test_a_path_that_cannot_exist_is_left_out_alone(videos, tmp_path, qwen3_folder):
+    result = run("embed", videos[0], tmp_path / ("x" * 300), "-b", qwen3_folder, "-o", tmp_path / "v.npz")
+    assert result.returncode == 1 and "File name too long" in result.stderr and "check the path" in result.stderr
+    assert np.load(tmp_path / "v.npz")["sources"].tolist() == [str(videos[0])]
+    for words in (("embed", videos[0], "-b", "x" * 300), ("embed", videos[0], "-b", qwen3_folder, "-a", "x" * 300)):
+        result = run(*words)
+        assert result.returncode == 1 and result.stderr.splitlines()[-1] and "bug" not in result.stderr
+
+
+def test_a_name_that_looks_like_an_option_gets_a_remedy(tmp_path, monkeypatch):
+    (tmp_path / "-dash.mp4").touch()
+    monkeypatch.chdir(tmp_path)
+    result = run("embed", "a.mp4", "-dash.mp4", "b.mp4")
+    assert result.returncode == 2 and "-dash.mp4 looks like an option: write ./-dash.mp4" in result.stderr
+    result = run("search", "x.index", "-gear")
+    assert result.returncode == 2 and "write -- before it" in result.stderr
+
+
 def test_allocate_prints_the_promised_json(videos, qwen3_folder):
     words = ("--candidates", 12, "--scale-range", 0.3, 1.5)
     result = run("allocate", videos[0], "--backbone", qwen3_folder, "--json", *words)

@@ -15,13 +15,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from allocembed.search import indexing
+from allocembed.config import EmbedConfig
+from allocembed.search import VideoIndex, indexing
 from tests.clips import picture, write_video
 from tests.command import run
 
 pytestmark = pytest.mark.slow  # whole runs, servers and command lines
 
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install -e '.[search]'")
+
+
+@pytest.fixture
+def config(qwen3_folder) -> EmbedConfig:
+    return EmbedConfig(backbone=qwen3_folder, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,32 @@ def test_info_ls_verify_and_export(place, tmp_path):
     assert re.search(r"1 have no vectors, .* --retry-failed\n.*bad.mp4: cannot open it as a video", verified.stderr)
     assert run("index", "export", place, "--out", tmp_path / "new" / "all.npz").returncode == 0
     assert np.load(tmp_path / "new" / "all.npz")["vectors"].shape == (3, 32)
+
+
+def test_a_list_of_files_holds_nothing_but_files(place):
+    listed = run("index", "ls", place).stdout.splitlines()
+    assert len(listed) == 4 and all(Path(line).is_file() for line in listed)
+
+
+def test_an_index_that_a_killed_run_left_empty_is_said_to_be_empty_and_takes_other_settings(place, tmp_path, config):
+    VideoIndex.create(tmp_path / "index", config)
+    result = run("search", tmp_path / "index", "a dog")
+    assert result.returncode == 0 and "the index is empty; fill it with: allocembed index FOLDER" in result.stderr
+    words = ("index", place.parent / "videos" / "v0.mp4", "--to", tmp_path / "index", "--budget")
+    result = run(*words, "4f")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(run("index", "info", tmp_path / "index", "--json").stdout)["budget"] == "4f"
+    result = run(*words, "2f")
+    assert result.returncode == 1 and "was made with --budget 4f, not 2f" in result.stderr
+
+
+def test_an_index_is_not_made_among_other_files(place, qwen3_folder):
+    folder = place.parent / "videos"
+    before = sorted(folder.iterdir())
+    for to in (folder, folder / "v0.mp4"):
+        result = run("index", folder, "--to", to, "-b", qwen3_folder)
+        assert result.returncode == 1 and "is not an index" in result.stderr
+    assert sorted(folder.iterdir()) == before
 
 
 def test_listing_an_index_does_not_import_torch(place):

@@ -167,3 +167,23 @@ def vectors_in(folder: Path) -> dict[str, bytes]:
     held = store.segments(large=["vector"])
     assert all(len(segments) == 1 for segments in held.values())
     return {names[video]: segments[0].vector.tobytes() for video, segments in held.items()}
+
+
+@pytest.mark.slow
+def test_a_video_that_has_changed_has_one_row(tmp_path, qwen3_folder):
+    from pyarrow import parquet
+
+    videos, out = tmp_path / "videos", tmp_path / "v.parquet"
+    videos.mkdir()
+    for number in range(3):
+        write_video(videos / f"{number}.mp4", [picture(number * 37 + frame) for frame in range(10)])
+    words = ("embed", videos, "--recursive", "-b", qwen3_folder, "--devices", "cpu", "-o", out)
+    assert run(*words).returncode == 0
+    before = dict(zip(*(parquet.read_table(out).to_pydict()[name] for name in ("source", "vector")), strict=True))
+    changed = str(write_video(videos / "1.mp4", [picture(200 + frame) for frame in range(12)]))
+    result = run(*words)
+    assert result.returncode == 0 and "1 of 3 videos embedded, 2 were there" in result.stderr
+    after = parquet.read_table(out).to_pydict()
+    assert sorted(after["source"]) == sorted(before)
+    same = {source: before[source] == vector for source, vector in zip(after["source"], after["vector"], strict=True)}
+    assert [source for source, equal in same.items() if not equal] == [changed]

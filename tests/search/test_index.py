@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from allocembed.search import SearchError
@@ -19,6 +20,12 @@ def test_queries_without_end_or_content_are_refused(index):
     assert index.search("anything", min_score=1.0) == []
     scores = [hit.score for hit in index.search("anything", top=100)]
     assert len(scores) == 9 and scores == sorted(scores, reverse=True)
+
+
+def test_a_vector_must_fit_the_index(index):
+    for bad, words in ((np.zeros(3), r"shape \(32,\), not \(3,\)"), (np.full(32, np.nan), "not finite")):
+        with pytest.raises(SearchError, match=words):
+            index.search_vector(bad)
 
 
 def test_an_example_finds_itself(index, folder):

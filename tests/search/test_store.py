@@ -91,7 +91,7 @@ def test_an_index_is_never_made_over_another(index, config, embedder, monkeypatc
     before = index.info()
     with pytest.raises(SearchError, match="already an index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
-    monkeypatch.setattr("allocembed.search.index.exists", lambda uri: False)
+    monkeypatch.setattr("allocembed.search.storage.exists", lambda uri: False)
     monkeypatch.setattr(store, "drop_tables", lambda uri: None)
     with pytest.raises(SearchError, match="cannot make the index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)

@@ -67,7 +67,7 @@ def test_sixteen_bit_grey_is_scaled(tmp_path: Path) -> None:
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a frame")
-    with pytest.raises(VideoError, match=r"holds no images.*put frames in it.*allocembed index"):
+    with pytest.raises(VideoError, match=r"holds no images.*put frames in it.*--recursive"):
         sample(tmp_path)
 
 

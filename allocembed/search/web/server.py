@@ -229,7 +229,7 @@ def run(index: VideoIndex, host: str, port: int, token: str | None, *, show: str
     with suppress(SystemExit):  # raised if the port is in use
         server.run()
     if not server.started:
-        raise SearchError(f"cannot listen at {host}:{port}: choose another port with --port")
+        raise SearchError(f"cannot listen at {host}:{port}: choose another port with --port, or leave --host out")
 
 
 def server_config(index: VideoIndex, host: str, port: int, token: str | None) -> uvicorn.Config:
