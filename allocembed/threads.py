@@ -12,8 +12,11 @@ Job = TypeVar("Job")
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 POLL_SECONDS = 0.2  # how often a blocked thread checks whether it should stop
-
-
+CORES_BESIDE = 4
+"""For each file that the cores decode while the decoders of a GPU work on others. So it takes about as long."""
+SETTING_UP = threading.Lock()
+"""Held while a decoder of a GPU is created or dropped, and while a CUDA graph is captured: what one does to the device
+may break the other."""
 _share: int | None = None
 
 
@@ -42,8 +45,7 @@ class Event(Generic[Job, Part]):
 class RunAhead(Generic[Job, Part]):
     """Apply `work` to each job in threads and iterate over the parts it yields, in the order they arrive.
 
-    A None among them means that no other part is ready. The next one is then waited for; for at most `patience`
-    seconds, if the consumer has set that, and then comes another None.
+    Yield None when no part is ready, and again after each `patience` seconds without one, if the consumer has set that.
     At most `jobs_ahead` jobs are started and not yet released by the consumer with `release()`; at most `parts_ahead`
     parts wait, plus one in each thread. So memory depends neither on the number of jobs nor on their size. An exception
     in `work` is raised in the consumer. Leaving the `with` block stops the threads.

@@ -40,6 +40,7 @@ if wanted table || wanted keyframe || wanted long || wanted rates || wanted grow
     writer=$!
 fi
 wanted tests && run tests 110 $python -m pytest -n 0 -q -p no:cacheprovider -o faulthandler_timeout=45 --durations 5 tests/video/test_nvdec_card.py
+wanted tests && run colours 60 $python -m pytest -n 0 -q -p no:cacheprovider -k on_a_gpu tests/video/test_colours.py
 wanted nvdec && run nvdec 120 $python bench/nvdec.py --shape qwen3-vl-2b --out "$out/nvdec.json"
 if [ -n "$writer" ]; then
     wait "$writer"

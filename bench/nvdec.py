@@ -103,16 +103,16 @@ def write(
 
 def compare(path: Path, card: Nvdec, embedder: AllocEmbed | None) -> dict[str, Any]:
     """Read a file with both."""
-    declined, taken = dict(card.declined), {}
+    declined, taken = dict(card.declined), {"PyAV": {}, "card": {}}
     result: dict[str, Any] = {"file": path.name}
     for seek in ("exact", "keyframe"):
         with open_video(path) as plain, open_video(path, hardware=card) as fast:
             started = time.perf_counter()
             expected = plain.sample(12, seek)
-            taken["PyAV"] = time.perf_counter() - started
+            taken["PyAV"][seek] = time.perf_counter() - started
             started = time.perf_counter()
             found = fast.sample(12, seek).on_host()
-            taken["card"] = time.perf_counter() - started
+            taken["card"][seek] = time.perf_counter() - started
         same = found.indices.tolist() == expected.indices.tolist()
         if same:
             difference = np.abs(found.frames.astype(int) - expected.frames)

@@ -15,8 +15,7 @@ import numpy as np
 from allocembed.backbones.base import Backbone, Item, UnderWay
 from allocembed.errors import AllocEmbedError
 from allocembed.execution.device import DeviceLane
-from allocembed.threads import Event, RunAhead, core_count
-from allocembed.video.decoders.base import CORES_BESIDE
+from allocembed.threads import CORES_BESIDE, Event, RunAhead, core_count
 
 Job = TypeVar("Job")
 Tag = TypeVar("Tag")

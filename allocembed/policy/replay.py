@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from allocembed.video.decoders.base import SETTING_UP
+from allocembed.threads import SETTING_UP
 
 KEPT = 8
 WARM_UPS = 2  # libraries choose kernels and allocate memory before the capture

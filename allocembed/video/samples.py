@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from allocembed.video.boxes import Boxes, OddFile, inside, number, only, read_header, rows
-from allocembed.video.decoders.base import FrameTable, Layout
+from allocembed.video.decoders.base import FrameTable, SampleLayout
 from allocembed.video.packets import Demuxer, arrange
 
 PARSED = ("h264", "av1")  # FFmpeg looks into their packets to tell keyframes
@@ -62,7 +62,7 @@ def table_from_samples(demuxer: Demuxer) -> FrameTable | None:
     if samples.hidden[last] or not samples.lengths[last]:  # where this one ends is FFmpeg's guess
         return None
     table = arrange(pts, samples.keys, samples.hidden, samples.lengths, float(1 / stream.time_base))
-    return replace(table, layout=Layout(pts, samples.starts, samples.sizes)) if table.trusted else None
+    return replace(table, layout=SampleLayout(pts, samples.starts, samples.sizes)) if table.trusted else None
 
 
 def _expand(runs: np.ndarray, total: int) -> np.ndarray:
@@ -109,7 +109,9 @@ def _places(boxes: Boxes, total: int) -> tuple[np.ndarray, np.ndarray]:
     sizes, runs = rows(box[4:], ">u4")[:, 0], rows(only(boxes, b"stsc"), ">u4", 3)
     starts = (rows(only(boxes, b"co64"), ">u8") if boxes[b"co64"] else rows(only(boxes, b"stco"), ">u4"))[:, 0]
     chunks = np.diff(runs[:, 0], append=len(starts) + 1)
-    if not len(runs) or runs[0, 0] != 1 or (chunks <= 0).any() or (runs[:, 1:] <= 0).any():
+    if not len(runs) or runs[0, 0] != 1 or (chunks <= 0).any() or (runs[:, 1] <= 0).any():
+        raise OddFile
+    if (runs[:, 2] != 1).any():  # samples of several descriptions, as in films that were joined
         raise OddFile
     if len(sizes) != total or (sizes <= 0).any() or (runs[:, 1] * chunks).sum() != total:
         raise OddFile

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -12,13 +11,6 @@ import numpy as np
 Picture = tuple[int, int, np.ndarray]
 """Frame number, presentation time in ticks, and (H, W, 3) uint8 RGB, upright, square pixels. A decoder on a GPU gives a
 tensor there."""
-
-CORES_BESIDE = 4
-"""For each file that the cores decode while the decoders of a GPU work on others. So it takes about as long."""
-
-SETTING_UP = Lock()
-"""Held while a decoder of a GPU is created or dropped, and while a CUDA graph is captured: what one does to the device
-may break the other."""
 
 
 class CannotDecodeHere(Exception):  # noqa: N818 (caught inside the package)
@@ -43,7 +35,7 @@ class TableMismatch(Exception):  # noqa: N818 (caught inside the package)
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class SampleLayout:
     """Where the samples of a local file are, all (N,) of them, also hidden ones, in the order of the file."""
 
     stamps: np.ndarray
@@ -79,7 +71,7 @@ class FrameTable:
     """Added to a stamp, gives the container's seek target: a presentation time, even where `by` is "dts"."""
     trusted: bool = True
     """Whether frames can be found by these stamps; if not, only decoding from the start identifies a frame."""
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
     """Where the frames are in the file, if that is known."""
 
     def __len__(self) -> int:

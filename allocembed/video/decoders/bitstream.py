@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from allocembed.video.decoders.base import CannotDecodeHere
+from allocembed.video.decoders.parameters import in_packet, in_units, may_be_interlaced
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 CODECS = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
 START = b"\0\0\0\1"
+CHANGING = "pictures that change their size, colours or references"
 IDR = 5  # the kind of H.264's pictures that refer to nothing before them and end what came before
 HEVC_IDR = (19, 20)
 HEVC_KEYFRAMES = range(16, 22)  # with those that may be followed by pictures which refer to what came before
@@ -29,7 +31,7 @@ class Entry(Enum):
 
 
 class Stream:
-    """How the packets of one stream are written."""
+    """How the packets of one stream are written, and what they need of a decoder."""
 
     def __init__(self, name: str, extradata: bytes, convert: Callable[[Packet], Iterable[Any]] | None) -> None:
         self.codec = CODECS[name]
@@ -39,18 +41,29 @@ class Stream:
         self._length_bytes = 0
         self.headers = b""
         """The parameter sets behind start codes, if they stand outside of the packets, as in an MP4."""
+        self._parameters = b""
+        """What the decoder is set up for; empty before it is known."""
         if convert is not None:
             self._length_bytes = (extradata[4 if name == "h264" else 21] & 3) + 1
-            self.headers = b"".join(START + unit for unit in (_avc_units if name == "h264" else _hevc_units)(extradata))
+            units = (_avc_units if name == "h264" else _hevc_units)(extradata)
+            self.headers = b"".join(START + unit for unit in units)
+            self._set_up(in_units(self.codec, units))
+        elif self.codec in ("H264", "HEVC"):
+            self._set_up(in_packet(self.codec, extradata))
 
     @property
     def in_place(self) -> bool:
         """Whether start codes can take the places of lengths."""
         return self._length_bytes == len(START)
 
-    def parts(self, packet: Packet) -> Iterable[Any]:
-        """The packets to decode instead of one, with `buffer_ptr` and `buffer_size`."""
-        return (packet,) if self._convert is None else self._convert(packet)
+    def parts(self, packet: Packet) -> Iterator[Any]:
+        """The packets to decode instead of one, with `buffer_ptr` and `buffer_size`. Raise CannotDecodeHere if they
+        need a decoder that is set up otherwise."""
+        if packet.has_sidedata("new_extradata"):
+            raise CannotDecodeHere(CHANGING)
+        for part in (packet,) if self._convert is None else self._convert(packet):
+            self._compare(in_packet(self.codec, memoryview(part)))
+            yield part
 
     def is_disposable(self, packet: Packet) -> bool:
         """Whether no other frame refers to this one, from the header of its first picture unit."""
@@ -68,14 +81,29 @@ class Stream:
         Return where decoding can start with this picture, if what is shown before it is left out, and whether no other
         picture refers to it.
         """
-        found = None
+        found, first = None, []
         for at, end in self._units(data):
             if found is None and end > at + len(START):
-                found = self._judge(data[at + len(START)])
+                first.append(data[at + len(START) : end])
+                found = self._judge(first[-1][0])
             data[at : at + len(START)] = START
             if end > len(data):
                 raise CannotDecodeHere("damaged packets")
+        self._compare(in_units(self.codec, first))
         return found or (Entry.NOWHERE, False)
+
+    def _compare(self, stated: bytes) -> None:
+        """Raise CannotDecodeHere if a picture states other parameters than those before it."""
+        if stated and not self._parameters:
+            self._set_up(stated)
+        if stated and stated != self._parameters:
+            raise CannotDecodeHere(CHANGING)
+
+    def _set_up(self, stated: bytes) -> None:
+        """Note the parameters. Raise CannotDecodeHere if they allow fields, of which the card makes other pictures."""
+        if self.codec == "H264" and stated and may_be_interlaced(stated):
+            raise CannotDecodeHere("interlaced pictures")
+        self._parameters = stated
 
     def _units(self, data: memoryview) -> Iterator[tuple[int, int]]:
         """First byte of each unit's length, and the byte after the unit. The last one may be cut off."""

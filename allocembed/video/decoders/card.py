@@ -17,15 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from allocembed.errors import ConfigError, MissingDependency
-from allocembed.video.decoders.base import (
-    CORES_BESIDE,
-    SETTING_UP,
-    CannotDecodeHere,
-    Decoder,
-    FrameTable,
-    HardwareError,
-    Picture,
-)
+from allocembed.threads import CORES_BESIDE, SETTING_UP
+from allocembed.video.decoders.base import CannotDecodeHere, Decoder, FrameTable, HardwareError, Picture
 from allocembed.video.decoders.bitstream import Stream
 from allocembed.video.decoders.nvdec import NvdecDecoder
 from allocembed.video.decoders.pyav import PyAVDecoder
@@ -37,6 +30,8 @@ if TYPE_CHECKING:
 
 LIBRARY = "PyNvVideoCodec"
 BUSY = "all decoders were busy"
+_finding = Lock()
+logger = logging.getLogger("allocembed")
 
 
 class Tally(NamedTuple):
@@ -108,13 +103,16 @@ class Nvdec:
             self._idle = [slot for slot in self._idle if slot not in found]
             return found
 
-    def session(self, slot: Slot, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
-        """A session for a stream of (height, width), and its name."""
+    def check(self, stream: Stream, bits: int, size: tuple[int, int]) -> None:
+        """Raise CannotDecodeHere if the card does not decode streams of this kind and (height, width)."""
         height, width = size
         able = self._ask(stream.codec, bits)
         fits = able["width_min"] <= width <= able["width_max"] and able["height_min"] <= height <= able["height_max"]
         if not able["supported"] or not fits or width * height > 256 * able["mb_num_max"]:
             raise CannotDecodeHere(f"{stream.codec} of {bits} bits and {width}x{height}")
+
+    def session(self, slot: Slot, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
+        """A session for a stream that was checked, and its name."""
         key = stream.codec, bits, size, stream.kind
         session = slot.sessions.get(key)
         if session is None:
@@ -175,21 +173,29 @@ def pixels(demuxer: Demuxer) -> int:
     return max(1, demuxer.stream.width * demuxer.stream.height)
 
 
-@cache
 def find_card(decoder: str, device: torch.device) -> Nvdec | None:
     """The decoders to use beside a model on `device`: for all who ask, one object for each card and setting.
 
-    With "auto", None if there are none; with "nvdec" that is an error.
+    With "auto", None if there are none, and a warning if the library is installed and does not work. With "nvdec" both
+    are errors.
     """
     if decoder == "pyav" or (decoder == "auto" and device.type != "cuda"):
         return None
     if device.type != "cuda":
         raise ConfigError("cannot decode on a GPU: the model is on the CPU; use --device cuda, or --decoder pyav")
+    with _finding:
+        return _find_card(decoder, device)
+
+
+@cache
+def _find_card(decoder: str, device: torch.device) -> Nvdec | None:
     try:
         return Nvdec(device, shared=decoder == "auto")
-    except (ConfigError, MissingDependency):
+    except (ConfigError, MissingDependency) as error:
         if decoder == "nvdec":
             raise
+        if isinstance(error, ConfigError):
+            logger.warning("%s", error)
         return None
 
 

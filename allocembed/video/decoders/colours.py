@@ -1,21 +1,60 @@
-"""From the card's pictures, luma and half-size chroma, to RGB. In 8 bits the result is FFmpeg's, bit for bit.
+"""From the card's pictures, luma and half-size chroma, to RGB. The result is FFmpeg's, bit for bit.
 
-FFmpeg's converter works in whole numbers: each term is a product with a 13-bit factor, cut off. Doing the same here
-makes a frame equal wherever it is decoded. With more bits FFmpeg interpolates chroma, in steps that this comes close
-to.
+FFmpeg's converters work in whole numbers. In 8 bits with square pixels, each term is a product with a 13-bit factor,
+cut off, and a chroma value serves four pixels. All others are scaled: filters give luma and chroma of each pixel in 15
+bits, which are then converted. Doing the same here makes a frame equal wherever it is decoded.
 """
 
-import math
+from __future__ import annotations
+
+import logging
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 
 import torch
-import torch.nn.functional as F
 
 from allocembed.kernels import find_kernel
+from allocembed.video.decoders.filters import MIDDLE, Filter, bicubic
 
 # Shares of red and blue in luma, by AVColorSpace, for the matrices that swscale knows.
 SHARES = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 5: (0.299, 0.114), 7: (0.212, 0.087), 9: (0.2627, 0.0593)}
+HIGHEST = 2**15 - 1  # of a value between two filters
+logger = logging.getLogger("allocembed")
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """How pictures of one size become pictures with square pixels and whole chroma. Tensors are on the card."""
+
+    luma: tuple[torch.Tensor, torch.Tensor]
+    """Across: the first values (W',) and the weights (W', taps), int32."""
+    chroma: tuple[torch.Tensor, torch.Tensor]
+    """Across, likewise."""
+    rows: tuple[torch.Tensor, torch.Tensor]
+    """Down, of chroma: (H,) and (H, taps)."""
+
+    @classmethod
+    def of(
+        cls,
+        size: tuple[int, int],
+        width: int,
+        *,
+        place: tuple[int, int],
+        device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+    ) -> Scaling:
+        """For pictures of this height and width, which are shown with another `width`. `place` says where chroma lies
+        across and down, as a filter's `place`."""
+        height, coded = size
+        luma = bicubic(coded, width, total=2**14, taps_by=4)
+        chroma = bicubic(coded // 2, width, total=2**14, taps_by=4, place=place[0])
+        rows = bicubic(height // 2, height, total=2**12, taps_by=2, place=place[1])
+        return cls(*(_on(device, each) for each in (luma, chroma, rows)))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the pictures that are made."""
+        return len(self.rows[0]), len(self.luma[0])
 
 
 @dataclass(frozen=True)
@@ -28,64 +67,64 @@ class Colours:
     """Whether luma uses all levels, not only 16 to 235."""
     bits: int = 8
 
-    def to_rgb(self, surface: torch.Tensor, width: int | None = None) -> torch.Tensor:
-        """A surface (3/2 H, W), luma above interleaved chroma, to (H, W, 3) uint8, or to another `width`.
+    def to_rgb(self, surface: torch.Tensor, scaling: Scaling | None = None) -> torch.Tensor:
+        """A surface (3/2 H, W), luma above interleaved chroma, to (H, W', 3) uint8.
 
-        Of more than 8 bits, the upper ones of 16-bit words are used, as the card delivers them.
+        Of more than 8 bits, the upper ones of 16-bit words are used, as the card delivers them. Such pictures need a
+        scaling, if only of their chroma.
         """
-        width = width or surface.shape[1]
-        if self.bits == 8 and width == surface.shape[1]:
-            return self._whole(surface)
-        luma, chroma = planes(surface)
         if self.bits > 8:
-            luma, chroma = (_words(plane) >> (16 - self.bits) for plane in (luma, chroma))
-        return self._interpolated(luma.float(), chroma.float(), width)
+            surface = surface.view(torch.int16)
+        kernel = own_kernel(surface.device) if surface.is_cuda and surface.stride(1) == 1 else None
+        if scaling is not None:
+            return kernel.scale(surface, self, scaling) if kernel else self._scaled(surface, scaling)
+        return kernel.to_rgb(surface, self) if kernel else self._whole(surface)
 
-    def _factors(self) -> tuple[float, float, float, float]:
-        """Of blue and red differences in red, blue and green, for chroma of limited range."""
+    @property
+    def black(self) -> int:
+        """The level of black, in 8 bits."""
+        return 0 if self.full_range else 16
+
+    @property
+    def factors(self) -> tuple[int, int, int, int, int]:
+        """13-bit factors: the gain of luma; of red, and of blue differences in red and blue; of both in green."""
         red, blue = SHARES[self.matrix]
         green = 1 - red - blue
-        return 2 * (1 - red), 2 * (1 - blue), 2 * blue * (1 - blue) / green, 2 * red * (1 - red) / green
-
-    def whole_factors(self) -> tuple[int, int, tuple[int, int, int, int]]:
-        """What 8-bit pictures are converted with: the level of black, the gain of luma, and those of chroma."""
-        wide = [round(factor * 255 / 224 * 2**16) for factor in self._factors()]
+        exact = 2 * (1 - red), 2 * (1 - blue), 2 * blue * (1 - blue) / green, 2 * red * (1 - red) / green
+        wide = [round(factor * 255 / 224 * 2**16) for factor in exact]
+        gain = 2**16
         if self.full_range:
             wide = [factor * 224 // 255 for factor in wide]
-        red, blue, from_blue, from_red = ((factor + 4) >> 3 for factor in wide)
-        gain = 2**13 if self.full_range else (2**16 * 255 // 219 + 4) >> 3
-        return 0 if self.full_range else 16, gain, (red, blue, from_blue, from_red)
+        else:
+            gain = gain * 255 // 219
+        signed = gain, wide[0], wide[1], -wide[2], -wide[3]
+        of_luma, of_red, of_blue, from_blue, from_red = ((factor + 4) >> 3 for factor in signed)
+        return of_luma, of_red, of_blue, from_blue, from_red
 
     def _whole(self, surface: torch.Tensor) -> torch.Tensor:
-        black, gain, factors = self.whole_factors()
-        kernel = own_kernel() if surface.is_cuda else None
-        if kernel is not None and surface.stride(1) == 1:
-            return kernel.to_rgb(surface, black, gain, factors)
         luma, chroma = planes(surface)
-        red, blue, from_blue, from_red = factors
-        level = _times(luma.int() - black, gain)
+        gain, red, blue, from_blue, from_red = self.factors
+        level = _times(luma.int() - self.black, gain)
         difference = chroma.int() - 128
         # Each pair of chroma values serves two rows and two columns.
         u, v = (difference[..., part].repeat_interleave(2, 0).repeat_interleave(2, 1) for part in (0, 1))
-        parts = (level + _times(v, red), level + _times(u, -from_blue) + _times(v, -from_red), level + _times(u, blue))
+        parts = (level + _times(v, red), level + _times(u, from_blue) + _times(v, from_red), level + _times(u, blue))
         return torch.stack([part.clamp_(0, 255).to(torch.uint8) for part in parts], -1)
 
-    def _interpolated(self, luma: torch.Tensor, chroma: torch.Tensor, width: int) -> torch.Tensor:
-        top, step = 2**self.bits - 1, 2 ** (self.bits - 8)
-        low, span, reach = (0, top, top) if self.full_range else (16 * step, 219 * step, 224 * step)
-        # Chroma lies on every second column, and in the middle of two rows.
-        tall = _double(chroma.permute(2, 0, 1).mT, (-0.25, 0.25)).mT
-        if width == luma.shape[1]:
-            spread = _double(tall, (0.0, 0.5))
-        else:
-            step_across = luma.shape[1] / width
-            places = (torch.arange(width, device=luma.device) + 0.5) * step_across - 0.5
-            luma, spread = _stretch(luma[None], places, step_across)[0], _stretch(tall, places / 2, step_across / 2)
-        level = (luma - low) * (255 / span)
-        u, v = (spread - 128 * step) * (255 / reach)
-        red, blue, from_blue, from_red = self._factors()
-        parts = (level + red * v, level - from_blue * u - from_red * v, level + blue * u)
-        return torch.stack([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts], -1)
+    def _scaled(self, surface: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+        luma, chroma = planes(surface)
+        gain, red, blue, from_blue, from_red = self.factors
+        y = (self._across(luma, *scaling.luma) * 2**12 + 2**9) >> 10
+        u, v = (_down(self._across(chroma[..., part], *scaling.chroma), *scaling.rows) for part in (0, 1))
+        level = (y - (self.black << 9)) * gain + 2**21
+        parts = (level + v * red, level + u * from_blue + v * from_red, level + u * blue)  # FFmpeg's overflow, too
+        return torch.stack([(part.clamp_(0, 2**30 - 1) >> 22).to(torch.uint8) for part in parts], -1)
+
+    def _across(self, plane: torch.Tensor, first: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """(H, W) filtered along rows, to (H, W') in 15 bits."""
+        values = plane.int() if self.bits == 8 else (plane.int() & 0xFFFF) >> (16 - self.bits)
+        totals = (values[:, _taps(first, weights)] * weights).sum(-1, dtype=torch.int32)
+        return (totals >> (self.bits - 1)).clamp_(max=HIGHEST)
 
 
 def planes(surface: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,9 +133,31 @@ def planes(surface: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return surface[:height], surface[height:].unflatten(1, (-1, 2))
 
 
-def own_kernel() -> ModuleType | None:
-    """Our kernel; None where there is no Triton."""
-    return find_kernel("allocembed.video.decoders.colours_kernel")
+@cache
+def own_kernel(device: torch.device) -> ModuleType | None:
+    """Our kernels; None where there is no Triton, or where it cannot build them."""
+    kernel = find_kernel("allocembed.video.decoders.colours_kernel")
+    if kernel is None:
+        return None
+    colours, grey = Colours(5, False), torch.zeros(24, 16, dtype=torch.uint8, device=device)
+    try:
+        kernel.to_rgb(grey, colours)
+        kernel.scale(grey, colours, Scaling.of((16, 16), 20, place=(MIDDLE, MIDDLE), device=device))
+    except Exception as error:  # of Triton, the compiler and the linker
+        logger.warning("cannot build our conversion to RGB (%s): torch's own operations do it, more slowly", error)
+        return None
+    return kernel
+
+
+def _down(values: torch.Tensor, first: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Chroma (H/2, W') in 15 bits, filtered along columns, to differences (H, W') in 17 bits."""
+    totals = (values[_taps(first, weights)] * weights[..., None]).sum(1, dtype=torch.int32)
+    return (totals + (2**9 - (128 << 19))) >> 10
+
+
+def _taps(first: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """(N, taps) positions of the values that weights belong to."""
+    return first[:, None] + torch.arange(weights.shape[1], device=first.device)
 
 
 def _times(values: torch.Tensor, factor: int) -> torch.Tensor:
@@ -104,36 +165,9 @@ def _times(values: torch.Tensor, factor: int) -> torch.Tensor:
     return (values * (8 * factor)) >> 16
 
 
-def _words(plane: torch.Tensor) -> torch.Tensor:
-    """16-bit words as numbers from 0 to 65535."""
-    return plane.view(torch.int16).int() & 0xFFFF
-
-
-def _cubic(distance: torch.Tensor) -> torch.Tensor:
-    """The weight of a value at a distance, in swscale's bicubic filter."""
-    sharpness = -0.6
-    near = (sharpness + 2) * distance**3 - (sharpness + 3) * distance**2 + 1
-    far = sharpness * (distance**3 - 5 * distance**2 + 8 * distance - 4)
-    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
-
-
-def _double(planes: torch.Tensor, offsets: tuple[float, float]) -> torch.Tensor:
-    """Two values for each one along the last axis, at these distances from it."""
-    count = planes.shape[-1]
-    weights = _cubic((torch.arange(-2, 3)[:, None] - torch.tensor(offsets)).abs()).tolist()
-    around = F.pad(planes, (2, 2), mode="replicate")
-    taps = [around[..., place : place + count] for place in range(5)]
-    made = [sum(row[side] * tap for row, tap in zip(weights, taps, strict=True)) for side in (0, 1)]
-    return torch.stack(made, -1).flatten(-2)  # pyright: ignore[reportArgumentType] (sums of tensors)
-
-
-def _stretch(planes: torch.Tensor, places: torch.Tensor, step: float) -> torch.Tensor:
-    """The values at `places` along the last axis, `step` apart; over wide steps, more values are averaged."""
-    wide = max(1.0, step)
-    edge = math.ceil(2 * wide) + 1
-    known = torch.arange(-edge, planes.shape[-1] + edge, device=planes.device)
-    weights = _cubic((known[:, None] - places).abs() / wide)
-    return F.pad(planes, (edge, edge), mode="replicate") @ (weights / weights.sum(0))
+def _on(device: torch.device, filter: Filter) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arrays of a filter, complete on a device."""
+    return torch.from_numpy(filter.first).to(device), torch.from_numpy(filter.weights).to(device)
 
 
 @dataclass(frozen=True)

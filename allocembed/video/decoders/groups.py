@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, Layout, TableMismatch
+from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, SampleLayout, TableMismatch
 from allocembed.video.decoders.bitstream import Entry, Stream
-from allocembed.video.decoders.look import Look
+from allocembed.video.decoders.display import Display
 from allocembed.video.decoders.pyav import SEEK_COST
 from allocembed.video.decoders.sessions import Session, Slot, Surface
 
@@ -47,7 +47,7 @@ class PictureBatch(NamedTuple):
     stamps: list[int]
 
 
-def plan(table: FrameTable, layout: Layout, wanted: Sequence[int]) -> list[Group]:
+def plan(table: FrameTable, layout: SampleLayout, wanted: Sequence[int]) -> list[Group]:
     """The groups to decode for the frames `wanted`, ascending."""
     stamps = table.stamps[list(wanted)]
     entries = table.entries[np.searchsorted(table.entries, stamps, side="right") - 1]
@@ -111,7 +111,7 @@ class Order:
 class GroupReader:
     """Reads the pictures of one file. `check` is called before each access to the disk."""
 
-    def __init__(self, path: Path, layout: Layout, stream: Stream, check: Callable[[], None]) -> None:
+    def __init__(self, path: Path, layout: SampleLayout, stream: Stream, check: Callable[[], None]) -> None:
         self.layout, self.stream, self.check = layout, stream, check
         try:
             self.file = path.open("rb", buffering=0)
@@ -187,9 +187,9 @@ class GroupDecoder:
     What a group leaves in the session comes out when the next one begins, or in the end.
     """
 
-    def __init__(self, slot: Slot, session: Session, reader: GroupReader, look: Look, *, spares: bool) -> None:
-        self.slot, self.session, self.reader, self.look, self.spares = slot, session, reader, look, spares
-        self.most = max(1, min(TOGETHER, TOGETHER_BYTES // look.bytes))
+    def __init__(self, slot: Slot, session: Session, reader: GroupReader, display: Display, *, spares: bool) -> None:
+        self.slot, self.session, self.reader, self.display, self.spares = slot, session, reader, display, spares
+        self.most = max(1, min(TOGETHER, TOGETHER_BYTES // display.bytes))
         self.order = Order(self._keep)
 
     def close(self) -> None:
@@ -230,4 +230,4 @@ class GroupDecoder:
 
     def _keep(self, surface: Surface, pts: int) -> Surface:
         with self.slot.within():
-            return Surface(pts, None, self.look.to_rgb(surface.frame))
+            return Surface(pts, None, self.display.to_rgb(surface.frame))

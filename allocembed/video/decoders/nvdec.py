@@ -22,10 +22,17 @@ import numpy as np
 import torch
 
 from allocembed.threads import map_ordered
-from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, HardwareError, Layout, Picture, TableMismatch
+from allocembed.video.decoders.base import (
+    CannotDecodeHere,
+    FrameTable,
+    HardwareError,
+    Picture,
+    SampleLayout,
+    TableMismatch,
+)
 from allocembed.video.decoders.bitstream import Stream, describe
+from allocembed.video.decoders.display import Display, check_format, find_display
 from allocembed.video.decoders.groups import Group, GroupDecoder, GroupReader, OpenGroup, plan
-from allocembed.video.decoders.look import Look, look_at
 from allocembed.video.decoders.pyav import PyAVDecoder
 from allocembed.video.decoders.sessions import Session, Slot, Surface
 from allocembed.video.decoders.turns import Place
@@ -50,7 +57,7 @@ class NvdecDecoder(PyAVDecoder):
         demuxer.stream.codec_context.thread_count = 1  # FFmpeg decodes a single picture, unless it has to take over
         self.card, self.slot, self.fallback = card, slot, PyAVDecoder(demuxer)
         self._unable = ""
-        self._look: Look | None = None
+        self._display: Display | None = None
         self._session: Session | None = None
         self._key: Hashable = None
         self._stream: Stream | None = None
@@ -168,7 +175,7 @@ class NvdecDecoder(PyAVDecoder):
             groups = [Group(sample, sample, [key]) for key, sample in zip(keys, samples, strict=True)]
             yield from self._decode_groups(table, deque(groups), super()._decode_keyframes)
 
-    def _layout(self, table: FrameTable) -> Layout | None:
+    def _layout(self, table: FrameTable) -> SampleLayout | None:
         """Where the pictures are, if they can be read from the file without PyAV."""
         assert self._stream is not None
         assert self._session is not None
@@ -178,12 +185,12 @@ class NvdecDecoder(PyAVDecoder):
             self._own = self._group_decoder(self.slot, self._session, table.layout)
         return table.layout
 
-    def _group_decoder(self, slot: Slot, session: Session, layout: Layout) -> GroupDecoder:
+    def _group_decoder(self, slot: Slot, session: Session, layout: SampleLayout) -> GroupDecoder:
         assert self._stream is not None
-        assert self._look is not None
+        assert self._display is not None
         assert isinstance(self.demuxer.file, Path)
         reader = GroupReader(self.demuxer.file, layout, self._stream, self.demuxer.stopwatch.check)
-        return GroupDecoder(slot, session, reader, self._look, spares=self.spares)
+        return GroupDecoder(slot, session, reader, self._display, spares=self.spares)
 
     def _decode_groups(
         self,
@@ -210,10 +217,10 @@ class NvdecDecoder(PyAVDecoder):
         """
         if self._place is None:
             return []
-        assert self._look is not None
+        assert self._display is not None
         most = 0
         if len(groups) > 2:
-            largest = max(len(group.wanted) for group in groups) * self._look.rgb_bytes
+            largest = max(len(group.wanted) for group in groups) * self._display.rgb_bytes
             most = min(len(groups), WAITING_BYTES // largest) - 1
             self._place.turns.widen(self._place)
         slots = self.card.lend(self._key, max(0, min(most, self._place.beside)))
@@ -267,9 +274,9 @@ class NvdecDecoder(PyAVDecoder):
     def to_rgb(self, frame: Any) -> Any:
         if frame.rgb is not None:
             return frame.rgb
-        assert self._look is not None
+        assert self._display is not None
         with self.slot.within():
-            return self._look.to_rgb(frame.frame)
+            return self._display.to_rgb(frame.frame)
 
     def restart(self) -> None:
         """Forget what was decoded before a seek."""
@@ -287,15 +294,16 @@ class NvdecDecoder(PyAVDecoder):
             self._stream = describe(self.demuxer)
             if self._stream is None:
                 raise CannotDecodeHere(self.demuxer.stream.codec_context.name)
-        if self._look is None:
+        if self._display is None:
             began = time.monotonic()
             frame = self.fallback.first_picture(table)
             self._keyframe_seconds = time.monotonic() - began
             if frame is None:
                 raise TableMismatch
-            self._look = look_at(self.demuxer, frame)
-        look = self._look
-        self._key, self._session = self.card.session(self.slot, self._stream, look.colours.bits, look.size)
+            self.card.check(self._stream, check_format(frame), (frame.height, frame.width))
+            self._display = find_display(self.fallback, frame, self.card.device)
+        display = self._display
+        self._key, self._session = self.card.session(self.slot, self._stream, display.colours.bits, display.size)
         self._before = self._session.pictures
 
     def _check_order(self, table: FrameTable) -> None:

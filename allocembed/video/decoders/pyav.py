@@ -63,7 +63,7 @@ class PyAVDecoder(Decoder):
             context.skip_frame = "DEFAULT" if wanted else "NONREF"
         remedy = FETCH_AGAIN
         if limit < DecodeLimits.max_pixels:  # FFmpeg does not say that it refused a frame for its size
-            remedy += f", or raise DecodeLimits.max_pixels if frames grow past {limit}"
+            remedy += f", or raise max_pixels (--max-pixels) if frames grow past {limit}"
         with self.demuxer.failures("cannot decode a frame, the file is truncated or corrupt", remedy):
             return context.decode(packet)
 
@@ -166,8 +166,12 @@ class PyAVDecoder(Decoder):
         demuxer = self.demuxer
         if frame.is_corrupt:
             raise VideoError(demuxer.source, f"a frame is damaged: the file is corrupt; {FETCH_AGAIN}")
-        width = shown_width(demuxer, frame)
-        demuxer.limits.check_pixels(width, frame.height, demuxer.source)
+        demuxer.limits.check_pixels(shown_width(demuxer, frame), frame.height, demuxer.source)
+        return _upright(self.convert(frame), frame)
+
+    def convert(self, frame: VideoFrame, threads: int = 0) -> np.ndarray:
+        """The same, as it was coded: not turned. 0 threads are one per core."""
+        demuxer, width = self.demuxer, shown_width(self.demuxer, frame)
         opaque = not any(component.is_alpha for component in frame.format.components)
         matrix = MATRICES.get(frame.colorspace, BT601)
         with demuxer.failures("cannot convert its pixels to RGB", "convert the video to H.264"):
@@ -179,8 +183,9 @@ class PyAVDecoder(Decoder):
                 dst_colorspace=matrix,
                 dst_color_range=FULL_RANGE,
                 interpolation=self._scaling(frame, width),
+                threads=threads,
             ).to_ndarray()
-        return _upright(pixels if opaque else over_white(pixels), frame)
+        return pixels if opaque else over_white(pixels)
 
     def _scaling(self, frame: VideoFrame, width: int) -> Any:
         method = self.demuxer.av.video.reformatter.Interpolation

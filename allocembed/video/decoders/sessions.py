@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from allocembed.video.decoders.base import SETTING_UP, HardwareError
+from allocembed.threads import SETTING_UP
+from allocembed.video.decoders.base import HardwareError
 
 SESSIONS = 2  # kept in each slot
 
