@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import transformers
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from allocembed.backbones import float8, int8
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.devices import FLOAT8, INT8, pick_device, pick_dtype, weight_bytes
+from allocembed.backbones.hub import FILES, cached_folder
 from allocembed.backbones.registry import (
     ADAPTER,
     DEFAULT_BACKBONE,
@@ -137,17 +138,14 @@ def find_folder(source: str, name: str) -> Path:
         return Path(source)
     try:
         validate_repo_id(source)
-        cached = Path(snapshot_download(source, local_files_only=True))
-        if any(cached.glob("*.safetensors")) or any(cached.glob("*.bin")):
-            return cached
-    except LocalEntryNotFoundError:
-        pass
     except HFValidationError:
         missing = ValueError(f"there is no folder {source}")
         raise BackboneError(_cannot_load(name, source, missing)) from missing
     try:
+        if (cached := cached_folder(source)) is not None:
+            return cached
         HfApi().model_info(source, timeout=10)
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", "*.jinja", "*.safetensors", "*.bin"]))
+        return Path(snapshot_download(source, allow_patterns=FILES))
     except Exception as error:  # the hub client raises its own errors and those of its HTTP library
         raise BackboneError(_cannot_load(name, source, error)) from error
 

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from allocembed.backbones.hub import cached_folder
 from allocembed.backbones.registry import ADAPTER, FAMILIES, find_entry
 from allocembed.inputs import choose_inputs
 from allocembed.paths import is_folder
@@ -36,7 +37,7 @@ def load_text_half(
     """The text half of a backbone that is on this machine; None if the whole one has to be loaded."""
     try:
         entry = find_entry(name)
-        folder = _local_folder(entry.source)
+        folder = Path(entry.source) if is_folder(entry.source) else cached_folder(entry.source)
         if folder is None or (folder / ADAPTER).exists():
             return None
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -47,16 +48,3 @@ def load_text_half(
         return family.load_text_half()(folder, config, device, dtype, pipeline, dim)
     except Exception:  # damaged files raise errors of every kind
         return None  # loading the whole backbone says what is wrong
-
-
-def _local_folder(source: str) -> Path | None:
-    """The folder of a checkpoint, which may be in the hub's cache."""
-    if is_folder(source):
-        return Path(source)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(source, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None

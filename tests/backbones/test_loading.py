@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-from functools import partial
 from unittest import mock
 
 import pytest
@@ -14,6 +13,7 @@ from transformers import AutoModel
 from allocembed.backbones import loading
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import check_backbone, known_inputs
+from allocembed.backbones.text_half import load_text_half
 from allocembed.errors import BackboneError
 from tests.backbones.items import rows_of, text
 
@@ -119,26 +119,51 @@ def test_a_pickle_holds_the_name_and_not_the_weights(folder, backbone):
     assert torch.equal(pickle.loads(pickled).embed([text("a red car")]), backbone.embed([text("a red car")]))
 
 
-def test_a_hub_id_is_found_in_the_cache_without_a_network(folder, backbone, tmp_path, monkeypatch):
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    """The snapshot of acme/tiny in an empty cache, without a network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(loading.HfApi, "model_info", mock.Mock(side_effect=OSError("no network")))
     repository = tmp_path / "models--acme--tiny"
-    shutil.copytree(folder, repository / "snapshots" / ("0" * 40))
-    (repository / "refs").mkdir()
+    (repository / "refs").mkdir(parents=True)
     (repository / "refs/main").write_text("0" * 40)
-    find = partial(loading.snapshot_download, cache_dir=tmp_path)
-    monkeypatch.setattr(loading, "snapshot_download", find)
-    monkeypatch.setattr(loading, "HfApi", None)  # asking the network would fail loudly
+    return repository / "snapshots" / ("0" * 40)
+
+
+def list_files(snapshot, names):
+    """As the hub's client notes them: all files of the repository, also those that were not downloaded."""
+    files = {name: {"size": 1, "blob_id": "0" * 40} for name in names}
+    listing = snapshot.parents[1] / "trees" / f"{snapshot.name}.json"
+    listing.parent.mkdir()
+    listing.write_text(json.dumps({"format_version": 1, "files": files}))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_hub_id_is_found_in_the_cache_without_a_network(folder, backbone, hub_cache, listed):
+    shutil.copytree(folder, hub_cache)
+    if listed:
+        names = [file.name for file in hub_cache.iterdir()]
+        list_files(hub_cache, [*names, "README.md", ".gitattributes", "picture.png"])
     cached = load_backbone("acme/tiny", device="cpu")
     assert torch.equal(cached.embed([text("a red car")]), backbone.embed([text("a red car")]))
+    assert (load_text_half("acme/tiny") is None) == (load_text_half(str(folder)) is None)
 
 
-def test_an_incomplete_cache_is_not_mistaken_for_a_model(tmp_path, monkeypatch):
-    repository = tmp_path / "models--acme--tiny"
-    (repository / "snapshots" / ("0" * 40)).mkdir(parents=True)
-    (repository / "snapshots" / ("0" * 40) / "config.json").write_text("{}")
-    (repository / "refs").mkdir()
-    (repository / "refs/main").write_text("0" * 40)
-    monkeypatch.setattr(loading, "snapshot_download", partial(loading.snapshot_download, cache_dir=tmp_path))
-    monkeypatch.setattr(loading.HfApi, "model_info", mock.Mock(side_effect=OSError("no network")))
+def test_an_incomplete_cache_is_not_mistaken_for_a_model(folder, hub_cache):
+    shutil.copytree(folder, hub_cache)
+    weights = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (hub_cache / "model.safetensors.index.json").write_text(json.dumps(weights))
+    with pytest.raises(BackboneError, match=r"(?s)no network.*hf download acme/tiny"):
+        load_backbone("acme/tiny")
+    assert load_text_half("acme/tiny") is None
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_cache_without_weights_is_not_mistaken_for_a_model(hub_cache, listed):
+    hub_cache.mkdir(parents=True)
+    (hub_cache / "config.json").write_text("{}")
+    if listed:
+        list_files(hub_cache, ["config.json", "model.safetensors"])
     with pytest.raises(BackboneError, match=r"(?s)no network.*hf download acme/tiny"):
         load_backbone("acme/tiny")
 
