@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from allocembed.errors import AllocEmbedError, VideoError
     from allocembed.video import Clip, open_video
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 __all__ = [
     "AllocEmbed",
     "AllocEmbedError",

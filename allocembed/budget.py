@@ -110,6 +110,9 @@ class Allocation:
     native: Grid
     budget: int
     base_cost: int
+    """Tokens of Base for this video."""
+    base_frames: int = BASE_FRAMES
+    """Frames that Base embeds of this video, at native size."""
     look_tokens: int = 0
     """Tokens that the backbone read to find this allocation, besides its cost; only some methods read any."""
 

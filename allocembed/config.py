@@ -1,16 +1,15 @@
 """The path from file to vector as a value: every setting that decides which vector a video gets.
 
-The command line, the index, the benchmark cache, model cards and exports all hold an `EmbedConfig`. Its digest is the
-only definition of "the same settings".
+The command line, the index, the benchmark cache, model cards and exports all hold an `EmbedConfig`. Its `settings` are
+the only definition of "the same settings". `AllocEmbed.identity` adds what only the loaded models know.
 """
 
-import hashlib
 import json
 import math
 import numbers
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,7 +69,11 @@ class EmbedConfig:
     """Compile the model's layers first: takes half a minute, saves about a quarter of the time per video on a GPU."""
     decoder: DecoderName = field(default="auto", metadata=RUN_ONLY)
     """pyav decodes on the CPU, nvdec on the GPU that holds the model. auto uses both if the model is on an NVIDIA card
-    and the extra [gpu] works there, else pyav. Exact frames of 8 bits with square pixels are the same."""
+    and the extra [gpu] works there, else pyav. With seek=exact, all give the same frames."""
+    max_pixels: int = field(default=DecodeLimits.max_pixels, metadata=RUN_ONLY)
+    """Most pixels of a frame; a video with larger ones is left out."""
+    max_seconds: float = field(default=DecodeLimits.max_seconds, metadata=RUN_ONLY)
+    """Most seconds spent on reading one video; one that takes longer is left out."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -90,32 +93,39 @@ class EmbedConfig:
         for name, known in (("seek", Seek), ("dtype", DType), ("decoder", DecoderName)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"{name} must be {' or '.join(get_args(known))}, not {getattr(self, name)!r}")
-        for name in ("candidates", "dim"):
+        for name in ("candidates", "dim", "max_pixels"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
-        for name in ("rate", "start", "end"):
+        for name in ("rate", "start", "end", "max_seconds"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{name} must be a finite number, not {value}")
         if self.rate is not None and not self.rate > 0:
             raise ConfigError(f"rate must be more than 0 frames per second, not {self.rate:g}")
+        if not self.max_seconds > 0:
+            raise ConfigError(f"max_seconds must be more than 0, not {self.max_seconds:g}")
         if self.start is not None and self.start < 0:
             raise ConfigError(f"start must be 0 or more seconds, not {self.start:g}")
         if self.end is not None and self.end <= (self.start or 0):
             raise ConfigError(f"end must be later than start ({self.start or 0:g} s), not {self.end:g} s")
 
+    @property
+    def limits(self) -> DecodeLimits:
+        """What reading one video may cost."""
+        return DecodeLimits(max_pixels=self.max_pixels, max_seconds=self.max_seconds)
+
     def open_video(
         self,
         source: Source,
-        limits: DecodeLimits = DecodeLimits(),  # noqa: B008 (frozen)
+        limits: DecodeLimits | None = None,
         *,
         rounds: bool = False,
         hardware: Hardware | None = None,
     ) -> VideoSource:
         """Open a source as the settings say. Close it, or use it in a `with` block. `rounds` is the model's."""
         part = {"rate": self.rate, "start": self.start, "end": self.end}
-        return open_video(source, limits=limits, rounds=rounds, hardware=hardware, **part)
+        return open_video(source, limits=limits or self.limits, rounds=rounds, hardware=hardware, **part)
 
     def check(self) -> None:
         """Raise if the backbone or the allocator cannot exist, before anything is loaded."""
@@ -149,16 +159,18 @@ class EmbedConfig:
         return cls.from_dict(stated)
 
     def settings(self) -> dict[str, Any]:
-        """The fields that decide which vector a video gets, as plain JSON values."""
+        """The fields that decide which vector a video gets, as plain JSON values. Equal for configs that give the same
+        vectors, up to rounding.
+
+        >>> EmbedConfig(device="cpu").settings() == EmbedConfig().settings() != EmbedConfig(budget="4f").settings()
+        True
+        """
         return {item.name: _plain(getattr(self, item.name)) for item in fields(self) if not item.metadata}
 
-    def digest(self) -> str:
-        """Equal for configs that give the same vectors, up to rounding.
-
-        >>> EmbedConfig(device="cpu").digest() == EmbedConfig().digest(), EmbedConfig(budget="4f") == EmbedConfig()
-        (True, False)
-        """
-        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
+    def run_as(self, other: Self) -> Self:
+        """The same settings, computed where and how another config says."""
+        names = [item.name for item in fields(self) if item.metadata]
+        return replace(self, **{name: getattr(other, name) for name in names})
 
     def differences(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """The settings in which two configs differ, with both values."""

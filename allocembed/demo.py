@@ -42,7 +42,7 @@ SHARES = {"load": 3, "write": 27, "embed": 15, "search": 1, "film": 2, "compare"
 
 
 @dataclass(frozen=True)
-class Answer:
+class DemoAnswer:
     """A search sentence, the video it describes, and the best videos with their scores."""
 
     query: str
@@ -70,7 +70,7 @@ def run_demo(
     device: str = "auto",
     dtype: DType = "auto",
     console: Console | None = None,
-) -> list[Answer]:
+) -> list[DemoAnswer]:
     """Run all steps, write the results to `out`, and return the searches.
 
     With `serve`, an index and the search page take the place of the comparison. Steps are reported on stderr and
@@ -145,13 +145,13 @@ def make_videos(timelines: world.Timelines, folder: Path, progress: Progress) ->
 
 def search(
     embedder: AllocEmbed, videos: Sequence[VideoEmbedding], queries: Sequence[str], targets: Sequence[Path]
-) -> list[Answer]:
+) -> list[DemoAnswer]:
     """Rank the videos for each query and keep the best three."""
     texts = embedder.encode_texts(queries, instruction=embedder.backbone.query_instruction)
     names = [Path(video.source).name for video in videos]
     scores = np.stack([text.vector for text in texts]) @ np.stack([video.vector for video in videos]).T
     return [
-        Answer(query, target.name, [(names[i], float(row[i])) for i in np.argsort(-row)[:3]])
+        DemoAnswer(query, target.name, [(names[i], float(row[i])) for i in np.argsort(-row)[:3]])
         for query, target, row in zip(queries, targets, scores, strict=True)
     ]
 
@@ -187,7 +187,7 @@ def _serve(
     config: EmbedConfig,
     embedder: AllocEmbed,
     paths: Sequence[Path],
-    answers: Sequence[Answer],
+    answers: Sequence[DemoAnswer],
     steps: "_Steps",
 ) -> None:
     """Index the videos and serve the page, opened with the sentence that stands out most."""
@@ -227,7 +227,7 @@ def _spending(embedder: AllocEmbed, embeddings: Sequence[VideoEmbedding]) -> str
     return f"embedded by [bold]{embedder.allocator.name}[/bold]: {spent}, {share:.3f}× the cost of 8 native frames"
 
 
-def _print_answer(console: Console, answer: Answer) -> None:
+def _print_answer(console: Console, answer: DemoAnswer) -> None:
     console.print(f"    “{escape(answer.query)}” [dim]({answer.target})[/dim]", soft_wrap=True)
     marks = {True: "[green]✓[/green] ", False: ""}
     places = [f"{marks[name == answer.target]}{name} {score:.2f}" for name, score in answer.found]

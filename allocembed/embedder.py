@@ -23,7 +23,7 @@ from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
 from allocembed.config import DecoderName, DType, EmbedConfig
-from allocembed.errors import VideoBudgetError, VideoError
+from allocembed.errors import AllocEmbedError, ConfigError, MissingDependency, VideoBudgetError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
 from allocembed.geometry import Geometry
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
@@ -70,29 +70,25 @@ class Failure:
     """A source that could not be embedded, and why."""
 
     source: str
-    error: VideoError
+    error: AllocEmbedError
 
 
 class AllocEmbed:
     """Embeds videos under a token budget with a frozen backbone.
 
     `config` holds the budget and all other settings; its `backbone` and `allocator` are replaced by the given objects.
+    A backbone has its `dim` and `inputs` from loading: a config with others is refused.
     """
 
     def __init__(
-        self,
-        backbone: Backbone,
-        allocator: str | Allocator = AUTO,
-        config: EmbedConfig | None = None,
-        *,
-        limits: DecodeLimits | None = None,
+        self, backbone: Backbone, allocator: str | Allocator = AUTO, config: EmbedConfig | None = None
     ) -> None:
         config = config or EmbedConfig()
+        _check_loaded(backbone, config)
         self.backbone = backbone
         self.allocator = load_allocator(allocator, backbone) if isinstance(allocator, str) else allocator
         self.budget = Budget.parse(config.budget)
         self.scale_range = check_range(config.scale_range or self.allocator.scale_range)
-        self.limits = limits or DecodeLimits()
         named = isinstance(allocator, str) and allocator != AUTO
         self.config = replace(
             config,
@@ -121,7 +117,8 @@ class AllocEmbed:
         dtype: DType = "auto",
         compile: bool = False,
         decoder: DecoderName = "auto",
-        limits: DecodeLimits | None = None,
+        max_pixels: int = DecodeLimits.max_pixels,
+        max_seconds: float = DecodeLimits.max_seconds,
     ) -> Self:
         """Load a backbone and an allocator by name, hub id or folder. The options are the fields of `EmbedConfig`."""
         config = EmbedConfig(
@@ -140,11 +137,13 @@ class AllocEmbed:
             dtype=dtype,
             compile=compile,
             decoder=decoder,
+            max_pixels=max_pixels,
+            max_seconds=max_seconds,
         )
-        return cls.from_config(config, limits=limits)
+        return cls.from_config(config)
 
     @classmethod
-    def from_config(cls, config: EmbedConfig, *, limits: DecodeLimits | None = None) -> Self:
+    def from_config(cls, config: EmbedConfig) -> Self:
         """Load what a config names."""
         config.check()
         backbone = load_backbone(
@@ -157,11 +156,11 @@ class AllocEmbed:
         )
         if backbone.notice:
             logger.warning(backbone.notice)
-        return cls(backbone, config.allocator, config, limits=limits)
+        return cls(backbone, config.allocator, config)
 
     def with_config(self, config: EmbedConfig) -> Self:
         """An embedder with other settings, which shares this one's backbone and allocator."""
-        other = type(self)(self.backbone, self.allocator, config, limits=self.limits)
+        other = type(self)(self.backbone, self.allocator, config)
         other.config = replace(other.config, allocator=self.config.allocator)
         return other
 
@@ -191,7 +190,7 @@ class AllocEmbed:
         With `on_device`, frames may be decoded on the GPU of the backbone, and are tensors there then. Keep such a clip
         until the GPU has read it: its memory belongs to the stream of the decoder.
         """
-        limits = replace(self.limits, threads=self.limits.threads or decoder_threads)
+        limits = replace(self.config.limits, threads=decoder_threads)
         hardware = self.card if on_device else None
         return self.config.open_video(source, limits, rounds=self.backbone.inputs.rounds, hardware=hardware)
 
@@ -268,7 +267,7 @@ class AllocEmbed:
     def encode_video(
         self, source: Source, question: str | None = None, *, instruction: str | None = None
     ) -> VideoEmbedding:
-        """Embed one video, with a question about it if there is one. Raises VideoError if it cannot be read."""
+        """Embed one video, with a question about it if there is one. Raise VideoError if it cannot be read."""
         return self.encode_videos([source], question, instruction=instruction)[0]
 
     def encode_videos(
@@ -295,13 +294,18 @@ class AllocEmbed:
         batch: int = BATCH,
         workers: int | None = None,
     ) -> Iterator[VideoEmbedding | Failure]:
-        """Embed videos in order. A bad file yields a Failure and does not affect the others.
+        """Embed videos in order. A bad file yields a Failure and does not affect the others. A package that is not
+        installed ends the run.
 
-        `workers` threads prepare videos while the backbone works: by default one per core with a GPU or a small model,
-        else one; if the GPU decodes too, one for each of its places and one for every four cores. At most one video
-        per thread and 2 × `batch` more are in preparation, and a slow one does not hold up those after it. A GPU embeds
-        up to `batch` videos at a time. On a CPU every video is embedded alone, so that its vector is always the same,
-        bit for bit.
+        While the backbone works, `workers` threads prepare videos: by default
+
+        - one for each core, with a GPU or a small model;
+        - one for each place of the GPU's decoders and one for every four cores, if the GPU decodes too;
+        - one, if a large model runs on a CPU.
+
+        At most one video for each thread and 2 × `batch` more are in preparation, and a slow one does not hold up those
+        after it. A GPU embeds up to `batch` videos at a time. On a CPU every video is embedded alone, so that its
+        vector is always the same, bit for bit.
         """
         if isinstance(sources, str | Path):
             raise TypeError(f"pass a list of videos, such as [{str(sources)!r}], or use encode_video")
@@ -325,9 +329,10 @@ class AllocEmbed:
 
         jobs = list(zip(sources, questions, strict=True))
         for outcome in embed_jobs(self.backbone, jobs, prepare, batch=batch, workers=workers, decoders=decoders):
+            if isinstance(outcome.error, MissingDependency):
+                raise outcome.error
             if outcome.error is not None:
-                error = cast(VideoError, outcome.error)
-                yield Failure(getattr(error, "source", str(outcome.job[0])), error)
+                yield Failure(getattr(outcome.error, "source", str(outcome.job[0])), outcome.error)
             else:
                 ((source, allocation), vector) = outcome.pieces[0]
                 yield VideoEmbedding(vector, source, allocation)
@@ -348,7 +353,7 @@ class AllocEmbed:
             self.backbone.check_text(text)  # before any picture is decoded for it
 
         def prepare(source: PictureSource, worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
-            clip = read_picture(source, self.limits)
+            clip = read_picture(source, self.config.limits)
             with worker.lane():
                 allocation, item = self.prepare_picture(clip, question, instruction)
             yield Prepared(item, (clip.source, allocation))
@@ -365,12 +370,27 @@ class AllocEmbed:
         """Embed one text."""
         return self.encode_texts([text], instruction=instruction)[0]
 
-    def encode_texts(self, texts: Sequence[str], *, instruction: str | None = None) -> list[TextEmbedding]:
+    def encode_texts(self, texts: Iterable[str], *, instruction: str | None = None) -> list[TextEmbedding]:
         """Embed texts: captions, answers or, with `backbone.query_instruction`, search sentences."""
         if isinstance(texts, str):
             raise TypeError(f"pass a list of texts, such as [{texts!r}], or use encode_text")
+        texts = list(texts)
         vectors = self.backbone.embed([Item(Prompt(text, instruction)) for text in texts]).numpy()
         return [TextEmbedding(vector, text) for vector, text in zip(vectors, texts, strict=True)]
+
+
+def _check_loaded(backbone: Backbone, config: EmbedConfig) -> None:
+    """Raise ConfigError if a config has settings of a backbone that was loaded otherwise."""
+    if config.dim is not None and config.dim < backbone.dim:
+        raise ConfigError(
+            f"{backbone.name} was loaded for vectors of {backbone.dim} dimensions, not {config.dim}: load it with "
+            f"dim={config.dim}"
+        )
+    if config.inputs is not None and backbone.load_arguments and backbone.load_arguments["inputs"] != config.inputs:
+        loaded = backbone.load_arguments["inputs"] or "its default inputs"
+        raise ConfigError(
+            f"{backbone.name} was loaded with {loaded}, not {config.inputs}: load it with inputs={config.inputs!r}"
+        )
 
 
 def _patch(clip: Clip, allocation: Allocation, geometry: Geometry) -> Patches:

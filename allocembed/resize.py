@@ -6,9 +6,11 @@ floors undo small scales. Patches stay uint8 until they are on the device, a qua
 are already on a GPU are resized and cut there.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 
 import numpy as np
 import torch
@@ -166,7 +168,7 @@ def resize(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     if frames.device.type == "cpu":
         return F.interpolate(frames, size=size, mode="bicubic", antialias=True)
     # CUDA's kernel has no uint8 form and processes the batch serially, so the filter is two matrix products.
-    down, across = (_filter(old, new, frames.device) for old, new in zip(frames.shape[-2:], size, strict=True))
+    down, across = (bicubic_filter(old, new, frames.device) for old, new in zip(frames.shape[-2:], size, strict=True))
     with torch.autocast(frames.device.type, enabled=False):
         return _as_matrices(frames.to(torch.float16, memory_format=torch.contiguous_format), down, across)
 
@@ -195,13 +197,35 @@ def _levels(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     return torch.add(high, low, alpha=1 / LOW).round_().clamp_(0, 255)
 
 
-@lru_cache(maxsize=1024)
-def _filter(old: int, new: int, device: torch.device) -> torch.Tensor:
-    """Weights (2 · new, old) of the bicubic antialias filter along one side, its response to an identity, in float16.
+class FilterCache:
+    """The filters that were used last, on all devices: of many sizes of pictures, they would fill a card."""
 
-    The second half is what the first leaves out by rounding, times `LOW`.
-    """
-    identity = torch.eye(old)[None, None]
-    weights = F.interpolate(identity, size=(new, old), mode="bicubic", antialias=True)[0, 0]
-    high = weights.to(torch.float16)
-    return torch.cat([high, ((weights - high) * LOW).to(torch.float16)]).to(device)
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.bytes = most_bytes, 0
+        self._kept: OrderedDict[tuple[int, int, torch.device, int], torch.Tensor] = OrderedDict()
+        self._lock = Lock()
+
+    def __call__(self, old: int, new: int, device: torch.device) -> torch.Tensor:
+        """Weights (2 · new, old) of the bicubic antialias filter along one side, its response to an identity, in
+        float16. The second half is what the first leaves out by rounding, times `LOW`."""
+        # The memory of a filter that was left out is used again by its own stream alone, which is done with it then.
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        key = (old, new, device, stream)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        identity = torch.eye(old)[None, None]
+        weights = F.interpolate(identity, size=(new, old), mode="bicubic", antialias=True)[0, 0]
+        high = weights.to(torch.float16)
+        made = torch.cat([high, ((weights - high) * LOW).to(torch.float16)]).to(device)
+        with self._lock:
+            if key not in self._kept:
+                self.bytes += made.nbytes
+            self._kept[key] = made
+            while self.bytes > self.most_bytes and len(self._kept) > 1:
+                self.bytes -= self._kept.popitem(last=False)[1].nbytes
+        return made
+
+
+bicubic_filter = FilterCache(1 << 29)

@@ -41,7 +41,7 @@ def clips(videos: nano.VideoSet, counts: Sequence[int], device: torch.device) ->
             yield {count: made[count][place] for count in counts}
 
 
-def retrieval(table: FidelityTable, videos: nano.VideoSet, candidates: compare.Candidates) -> np.ndarray:
+def retrieval(table: FidelityTable, videos: nano.VideoSet, candidates: compare.ComparedMethods) -> np.ndarray:
     """(subsets, S) Hit@1 in percent of each setting on the subsets that search these videos."""
     reader, found = candidates.full, []
     for subset in (name for name in nano.RETRIEVAL if nano.SUBSETS[name] == videos.name):

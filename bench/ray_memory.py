@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from allocembed.search.files import FileEntry
+from allocembed.files import FileEntry
 
 
 class IdleWorker:

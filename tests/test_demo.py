@@ -22,7 +22,7 @@ def small_videos(monkeypatch):
     monkeypatch.setattr("allocembed.world.files.USUAL_FRAMES", 60)
 
 
-def show(out: Path, backbone: str | Path, videos: int) -> tuple[str, list[demo.Answer]]:
+def show(out: Path, backbone: str | Path, videos: int) -> tuple[str, list[demo.DemoAnswer]]:
     """What the demo prints, and its searches."""
     printed = io.StringIO()
     console = Console(file=printed, width=100)

@@ -9,7 +9,8 @@ import torch
 
 from allocembed import AllocEmbed, EmbedConfig, Failure, VideoError
 from allocembed.allocators.registry import METHODS
-from allocembed.errors import BackboneError, BudgetError, ConfigError
+from allocembed.backbones.loading import load_backbone
+from allocembed.errors import BackboneError, BudgetError, ConfigError, MissingDependency, PolicyError
 from tests.clips import picture, write_video
 
 
@@ -103,6 +104,51 @@ def test_base_stays_base_on_a_clip_sampled_for_others(folder, frames):
     dense = AllocEmbed.from_pretrained(folder, "uniform", device="cpu").read(frames)
     allocation = AllocEmbed.from_pretrained(folder, "base", device="cpu").allocate(dense)
     assert len(dense) == 24 and allocation.grids == (allocation.native,) * 4
+
+
+def test_a_missing_package_ends_the_run_and_any_other_error_costs_its_video(folder, frames, monkeypatch):
+    embedder = AllocEmbed.from_pretrained(folder, "uniform", device="cpu")
+    plan = embedder.allocator.plan
+    for error in (PolicyError("cannot look at it"), MissingDependency("s3://", "obstore", "cloud")):
+
+        def fail(clip, request, error=error):
+            if clip.total == 9:
+                raise error
+            return plan(clip, request)
+
+        monkeypatch.setattr(embedder.allocator, "plan", fail)
+        if isinstance(error, MissingDependency):
+            with pytest.raises(MissingDependency):
+                list(embedder.stream([frames, frames[:9]]))
+        else:
+            good, bad = embedder.stream([frames, frames[:9]])
+            assert not isinstance(good, Failure) and bad.error is error
+
+
+def test_a_config_that_contradicts_the_loaded_backbone_is_refused(folder):
+    backbone = load_backbone(folder, device="cpu")
+    with pytest.raises(ConfigError, match=r"32 dimensions, not 8: load it with dim=8"):
+        AllocEmbed(backbone, config=EmbedConfig(dim=8))
+    with pytest.raises(ConfigError, match="its default inputs, not other"):
+        AllocEmbed(backbone, config=EmbedConfig(inputs="other"))
+
+
+def test_texts_may_come_from_a_generator(folder):
+    embedder = AllocEmbed.from_pretrained(folder, device="cpu")
+    texts = ["a car", "a dog"]
+    found = [each.vector for each in embedder.encode_texts(text for text in texts)]
+    assert np.array_equal(found, [each.vector for each in embedder.encode_texts(texts)])
+
+
+def test_limits_of_reading_are_settings(folder, frames, tmp_path):
+    path = write_video(tmp_path / "a.mp4", 5)
+    for settings in ({"max_pixels": 100}, {"max_seconds": 1e-9}):
+        embedder = AllocEmbed.from_pretrained(folder, device="cpu", **settings)
+        with pytest.raises(VideoError, match=next(iter(settings))):
+            embedder.encode_video(path)
+    for name in ("max_pixels", "max_seconds"):
+        with pytest.raises(ConfigError, match=name):
+            EmbedConfig(**{name: 0})
 
 
 def test_one_bad_text_is_noticed_before_any_video_is_read(folder, tmp_path):

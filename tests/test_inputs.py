@@ -175,7 +175,7 @@ def test_a_copy_in_a_folder_is_known_by_its_name(tmp_path, qwen2_folder, place):
 
 def test_other_inputs_are_other_settings():
     one, other = (EmbedConfig(inputs=name) for name in (None, "transformers-5.10"))
-    assert one.digest() != other.digest() and list(one.differences(other)) == ["inputs"]
+    assert list(one.differences(other)) == ["inputs"]
     assert {name for family in FAMILIES.values() for name in family.inputs} >= {"transformers-5.10", "vlm2vec-demo"}
 
 

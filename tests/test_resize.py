@@ -75,9 +75,23 @@ def test_resizing_is_within_two_levels_of_pil(size):
 @pytest.mark.parametrize("size", [(56, 84), (140, 196), (336, 504), (14, 14)])
 def test_the_filter_as_matrices_is_the_same_filter(size):
     pixels = torch.from_numpy(picture(240, 360)).permute(2, 0, 1)[None]
-    down, across = (resizing._filter(old, new, torch.device("cpu")) for old, new in zip((240, 360), size, strict=True))
+    cpu = torch.device("cpu")
+    down, across = (resizing.bicubic_filter(old, new, cpu) for old, new in zip((240, 360), size, strict=True))
     smooth = resizing._as_matrices(pixels.half(), down, across)
     assert (smooth - resize(pixels, size).float()).abs().max() <= 1
+
+
+def test_filters_that_are_kept_have_a_bounded_size():
+    one, cpu = 2 * 2 * 64 * 48, torch.device("cpu")  # bytes of a filter from 64 to 48
+    cache = resizing.FilterCache(3 * one)
+    first = cache(64, 48, cpu)
+    for new in (47, 46):
+        cache(64, new, cpu)
+    assert cache(64, 48, cpu) is first and first.nbytes == one
+    cache(64, 45, cpu)
+    assert cache(64, 48, cpu) is first and cache.bytes <= 3 * one
+    assert cache(640, 480, cpu) is cache(640, 480, cpu), "one that is too large is kept alone"
+    assert cache(64, 48, cpu) is not first
 
 
 def make_allocation(grids: list[tuple[int, int]], frames: tuple) -> Allocation:

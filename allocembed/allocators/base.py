@@ -71,6 +71,7 @@ class Plan:
             native=native,
             budget=tokens,
             base_cost=base_cost(base, budget.base_frames, clip.total, per_chunk),
+            base_frames=alone,
             look_tokens=self.look_tokens,
         )
 

@@ -6,7 +6,7 @@ too.
 
 How much to give follows from a rate–distortion model. If the error that a chunk of n tokens leaves in the vector is
 g · n^−a, the least total error under a budget has n proportional to g^(1 / (1 + a)), so the scale, which is the square
-root of tokens, is proportional to g^(1 / (2 + 2a)). The moves of a look are taken for the g of the chunks.
+root of tokens, is proportional to g^(1 / (2 + 2a)). We use the measured moves as g.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,6 @@ places do not count: a moved dataset keeps its embeddings, and a changed model n
 Embeddings are written a few dozen per file, each file whole or absent. Several processes may write into one folder.
 """
 
-import errno
 import hashlib
 import json
 import time
@@ -20,13 +19,11 @@ import numpy as np
 
 from allocembed.embedder import AllocEmbed
 from allocembed.errors import DataError
+from allocembed.files import fingerprint
 from allocembed.output.files import whole_file, write_text
 from allocembed.video import IMAGE_SUFFIXES
 
 MOST_PENDING, MOST_SECONDS = 64, 20.0  # embeddings and time between two writes: the most that a kill can lose
-WHOLE = 1 << 26  # bytes of a video that are read to identify it; a larger one is recognised by blocks
-BLOCKS = 64
-LEAST = 1 << 16  # bytes read of each image of a folder, however many there are
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,32 +120,8 @@ def make_key(*parts: str | None) -> str:
 
 
 def video_digest(source: Path) -> str:
-    """Identify a video by its content: all of it up to 64 MB, and 64 blocks and the size of a larger one.
-
-    Of a frame folder: the name, size and content of each image, within the same limit in all.
-    """
-    digest = hashlib.sha256()
-    if source.is_dir():
-        images = sorted(path for path in source.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-        for path in images:
-            digest.update(json.dumps(path.name).encode())
-            _add_content(digest, path, max(LEAST, WHOLE // len(images)))
-    elif source.is_file():
-        _add_content(digest, source, WHOLE)
-    else:
-        raise FileNotFoundError(errno.ENOENT, "no such file, or a device", str(source))  # a FIFO would block
-    return digest.hexdigest()[:32]
-
-
-def _add_content(digest: Any, path: Path, limit: int) -> None:
-    """Add the size of a file and its content; of a file above the limit, blocks from its start to its end."""
-    size = path.stat().st_size
-    digest.update(f" {size} ".encode())
-    with path.open("rb") as file:
-        if size <= limit:
-            digest.update(file.read())
-            return
-        block = limit // BLOCKS
-        for number in range(BLOCKS):
-            file.seek((size - block) * number // (BLOCKS - 1))
-            digest.update(file.read(block))
+    """Identify a video by its content; a frame folder by the names and the contents of its images."""
+    if not source.is_dir():
+        return fingerprint(source)
+    images = sorted(path for path in source.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    return make_key(*(part for path in images for part in (path.name, fingerprint(path))))

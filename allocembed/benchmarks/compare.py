@@ -41,7 +41,7 @@ ComparedSource: TypeAlias = FileSource | Clip | Mapping[int, Clip]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class ComparedMethods:
     """The embedders to compare; all share one backbone."""
 
     full: AllocEmbed
@@ -85,7 +85,7 @@ def make_candidates(
     methods: Sequence[str] = (),
     budgets: Sequence[str] = (),
     allocator: str | None = None,
-) -> Candidates:
+) -> ComparedMethods:
     """Methods × budgets; empty names mean the usual ones. `allocator` is a learned one to compare as well.
 
     Usual are base, uniform, content and sensitivity, and learned if one is bundled for the backbone.
@@ -102,7 +102,7 @@ def make_candidates(
         for label, method in loaded.items()
         for budget in usual_budgets(budgets, config.candidates)
     }
-    return Candidates(AllocEmbed(backbone, "full", config), settings)
+    return ComparedMethods(AllocEmbed(backbone, "full", config), settings)
 
 
 def usual_learned(backbone: Backbone, allocator: str | None) -> list[str]:
@@ -162,7 +162,7 @@ def compare_files(
 
 
 def measure(
-    candidates: Candidates, sources: Iterable[ComparedSource], *, progress: Callable[[int], None] | None = None
+    candidates: ComparedMethods, sources: Iterable[ComparedSource], *, progress: Callable[[int], None] | None = None
 ) -> FidelityTable:
     """Embed every source at full resolution and at every setting.
 
@@ -229,7 +229,7 @@ def measure(
 
 def add_timings(
     table: FidelityTable,
-    candidates: Candidates,
+    candidates: ComparedMethods,
     sources: Sequence[ComparedSource],
     *,
     progress: Callable[[int], None] | None = None,

@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,6 +23,7 @@ from allocembed.benchmarks.mmeb_v2 import SPECS
 from allocembed.benchmarks.tasks import BenchmarkTask
 from allocembed.errors import DataError, MissingDependency, OutputError, VideoError
 from allocembed.output.files import whole_file
+from allocembed.threads import map_ordered
 from allocembed.video import probe
 
 PROMPT = SPECS["MSR-VTT"].prompt  # the paper names no prompt for LongRet
@@ -35,7 +35,7 @@ UNZIPPED = "videos"  # folder of the videos that were taken out of zip files
 
 
 @dataclass(frozen=True)
-class Video:
+class LongRetVideo:
     """A target."""
 
     corpus: str
@@ -46,7 +46,7 @@ class Video:
 
 
 @dataclass(frozen=True)
-class Query:
+class LongRetQuery:
     """A text that looks for a video of its own corpus."""
 
     subset: str
@@ -59,8 +59,8 @@ class Query:
 class LongRet:
     """The benchmark: targets, queries, and which videos of the sources were left out, and why."""
 
-    videos: list[Video]
-    queries: list[Query]
+    videos: list[LongRetVideo]
+    queries: list[LongRetQuery]
     left_out: list[str]
 
 
@@ -79,19 +79,19 @@ def build(
     sources = list(sources)
     videos, queries, left_out = [], [], []
     measure = partial(_measure, unzip_to=unzip_to)
-    with ThreadPoolExecutor(workers) as threads:
-        for done, (source, found) in enumerate(zip(sources, threads.map(measure, sources), strict=True), 1):
-            if progress:
-                progress(done, len(sources))
-            if isinstance(found, str):
-                left_out.append(f"{source.corpus} {source.video_id}: {found}")
-                continue
-            videos.append(found)
-            queries += draw_queries(source, seed)
+    measured = map_ordered(measure, sources, workers=workers)
+    for done, (source, found) in enumerate(zip(sources, measured, strict=True), 1):
+        if progress:
+            progress(done, len(sources))
+        if isinstance(found, str):
+            left_out.append(f"{source.corpus} {source.video_id}: {found}")
+            continue
+        videos.append(found)
+        queries += draw_queries(source, seed)
     return LongRet(videos, queries, left_out)
 
 
-def draw_queries(source: SourceVideo, seed: int) -> list[Query]:
+def draw_queries(source: SourceVideo, seed: int) -> list[LongRetQuery]:
     """Queries for one video. The choice of clips depends on the seed and on this video alone.
 
     >>> source = SourceVideo("LoVR", "v", None, {"v_1": "a dog", "v_2": "a cat"}, "pets")
@@ -101,8 +101,10 @@ def draw_queries(source: SourceVideo, seed: int) -> list[Query]:
     chance = random.Random(f"{seed} {source.corpus} {source.video_id}")
     names = list(source.clips)
     drawn = sorted(chance.sample(range(len(names)), min(CLIP_QUERIES, len(names))))
-    clips = [Query(f"{source.corpus}-Clip", names[i], source.video_id, source.clips[names[i]]) for i in drawn]
-    whole = [Query(f"{source.corpus}-Video", source.video_id, source.video_id, source.whole)] if source.whole else []
+    clips = [LongRetQuery(f"{source.corpus}-Clip", names[i], source.video_id, source.clips[names[i]]) for i in drawn]
+    whole = (
+        [LongRetQuery(f"{source.corpus}-Video", source.video_id, source.video_id, source.whole)] if source.whole else []
+    )
     return clips + whole
 
 
@@ -125,8 +127,8 @@ def load(folder: Path) -> LongRet:
             f"{folder} has no {missing[0]}: make it with allocembed longret build --lovr DIR --vript DIR --out {folder}"
         )
     try:
-        videos = [Video(**line) for line in read_file(folder / VIDEOS)]
-        queries = [Query(**line) for line in read_file(folder / QUERIES)]
+        videos = [LongRetVideo(**line) for line in read_file(folder / VIDEOS)]
+        queries = [LongRetQuery(**line) for line in read_file(folder / QUERIES)]
     except TypeError as error:
         raise DataError(f"{folder} was not made by allocembed longret build ({error}): build it again") from error
     return LongRet(videos, queries, [])
@@ -162,7 +164,7 @@ def reasons(left_out: Sequence[str]) -> Counter[str]:
     return Counter(f"{line.split(' ', 1)[0]}: {line.split(': ', 1)[1].split(' (')[0]}" for line in left_out)
 
 
-def _measure(source: SourceVideo, unzip_to: Path) -> Video | str:
+def _measure(source: SourceVideo, unzip_to: Path) -> LongRetVideo | str:
     """The video with its duration, or the reason why it is left out."""
     if not source.clips:
         return "no captions"
@@ -177,7 +179,7 @@ def _measure(source: SourceVideo, unzip_to: Path) -> Video | str:
     except VideoError as error:
         duration, reason = 0.0, f"unreadable ({error.cause})"
     if reason is None:
-        return Video(source.corpus, source.video_id, str(path.resolve()), duration)
+        return LongRetVideo(source.corpus, source.video_id, str(path.resolve()), duration)
     if isinstance(source.file, ZippedVideo):
         path.unlink(missing_ok=True)
     return reason

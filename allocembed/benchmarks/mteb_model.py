@@ -9,7 +9,6 @@ decides the vectors, so results of another allocator, budget or model are never 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +23,7 @@ from allocembed.benchmarks.cache import make_key
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
 from allocembed.errors import DataError, MissingDependency
+from allocembed.sources import open_source
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -74,7 +74,7 @@ class MtebModel:
         texts = [row["text"] for row in rows if row.get("text") is not None]
         if any(row.get("video") is not None for row in rows):
             with ExitStack() as stack:
-                sources = [as_source(row["video"], stack) for row in rows]
+                sources = [open_source(row["video"], self.embedder, stack) for row in rows]
                 questions = texts if len(texts) == len(rows) else None
                 if questions and not asks:
                     return self._encode_beside(sources, questions, instruction)
@@ -149,20 +149,3 @@ def read_batches(loader: Iterable[Any]) -> Iterator[list[dict[str, Any]]]:
     for batch in loader:
         columns = {name: list(values) for name, values in batch.items()}
         yield [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def as_source(video: Any, stack: ExitStack) -> Any:
-    """A video as `AllocEmbed` reads it: a path, the bytes of a file, or frames (T, C, H, W) or (T, H, W, C)."""
-    if isinstance(video, Mapping) and "bytes" in video:
-        if video["bytes"] is None:
-            return video["path"]
-        suffix = Path(video.get("path") or "video.mp4").suffix
-        path = Path(stack.enter_context(tempfile.TemporaryDirectory()), f"video{suffix}")
-        path.write_bytes(video["bytes"])
-        return path
-    if isinstance(video, str | Path):
-        return video
-    frames = video.numpy() if isinstance(video, torch.Tensor) else np.asarray(video)
-    if frames.ndim == 4 and frames.shape[1] == 3 and frames.shape[3] != 3:
-        frames = frames.transpose(0, 2, 3, 1)
-    return frames.astype(np.uint8)

@@ -248,7 +248,7 @@ class Evaluation:
         seen: set[str] = set()
         for each in self.measurements:
             config = each.embedder.config
-            opening = (each.embedder.limits, config.seek, config.start, config.end, config.rate)
+            opening = (config.limits, config.seek, config.start, config.end, config.rate)
             for place, (video, key) in enumerate(zip(each.task.videos, each.keys, strict=True)):
                 name = each.cache.name(key)
                 # Another task may have the same video with the same text.

@@ -104,7 +104,7 @@ def compare(
 
 def _find(folders: Sequence[Path], wanted: int, seed: int) -> tuple[list[Path], list[str]]:
     """The videos to measure, and those that can never be opened."""
-    from allocembed.search.files import find_videos
+    from allocembed.files import find_videos
 
     if not folders:
         raise UsageError("give a folder of videos; see allocembed compare --help")

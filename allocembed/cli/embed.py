@@ -15,7 +15,7 @@ from allocembed.backbones.registry import find_entry, known_inputs
 from allocembed.budget import Allocation, Budget
 from allocembed.cli.options import FLAT, UNSET, AsJson, Command, Config, Engine, Flag, Place, Places, UsageError
 from allocembed.config import EmbedConfig
-from allocembed.errors import ConfigError, SearchError, VideoError
+from allocembed.errors import ConfigError, VideoError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 from allocembed.paths import why_absent
@@ -147,11 +147,12 @@ def check_exists(path: Path) -> None:
 
 def _sources(paths: Sequence[Place], recursive: bool) -> tuple[list[Place], list[str]]:
     """The videos to embed, and what is left out already."""
-    from allocembed.search.files import find_videos
+    from allocembed.files import find_videos
     from allocembed.video.images import list_images
 
     # Bytes, because file names need not be valid Unicode.
-    lines = sys.stdin.buffer.read().splitlines() if Path("-") in paths else []
+    # Standard input is None where a shell has closed it.
+    lines = sys.stdin.buffer.read().splitlines() if Path("-") in paths and sys.stdin else []
     given = [line if is_remote(line) else Path(line) for line in map(os.fsdecode, lines) if line.strip()]
     listed = [each for path in paths for each in (given if str(path) == "-" else [path])]
     if not listed:
@@ -162,7 +163,7 @@ def _sources(paths: Sequence[Place], recursive: bool) -> tuple[list[Place], list
         if isinstance(path, str):
             try:
                 found += [each.path for each in find_videos([path])[0]] if recursive else [path]
-            except SearchError as error:
+            except VideoError as error:
                 failed.append(str(error))
             continue
         try:
@@ -211,10 +212,10 @@ def _print_allocation(clip: Clip, allocation: Allocation) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from allocembed.film import base_frames, format_time
+    from allocembed.film import format_time
 
     spent = f"{allocation.cost:,} of {allocation.budget:,} tokens"
-    base = f"{base_frames(clip, allocation)} frames at native size"
+    base = f"{allocation.base_frames} frames at native size"
     looked = f"; {allocation.look_tokens:,} tokens read to look" if allocation.look_tokens else ""
     table = Table(title=f"{spent}, {allocation.relative_cost:.3f}× Base", caption=f"1.000× = {base}{looked}")
     for heading in ("time", "scale", "grid", "tokens"):

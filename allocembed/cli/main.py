@@ -103,6 +103,10 @@ def _skip_collection() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run one command; return the exit status."""
+    try:
+        os.getcwd()  # noqa: PTH109 (pathlib is not needed here)
+    except FileNotFoundError:
+        raise UsageError("the current folder no longer exists: go to another one") from None
     if "--version" in words[:1]:
         print(f"allocembed {__version__}")
         return 0

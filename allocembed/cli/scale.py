@@ -7,11 +7,11 @@ from typing import Any
 
 from allocembed.cli.options import NOTHING_KEPT, Place, UsageError
 from allocembed.config import EmbedConfig
-from allocembed.errors import MissingDependency, SearchError
+from allocembed.errors import MissingDependency, VideoError
+from allocembed.files import FileEntry, cannot_read, find_videos
 from allocembed.output.console import complain, progress, say
 from allocembed.remote.objects import is_remote
 from allocembed.scale.cluster import ClusterOptions
-from allocembed.search.files import FileEntry, cannot_read, find_videos
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
 from allocembed.search.storage import exists
@@ -66,7 +66,7 @@ def _entries(sources: Sequence[Place], failed: Sequence[str]) -> tuple[list[File
             found.append(FileEntry(str(Path(source).absolute()), size=about.st_size, changed=about.st_mtime_ns))
         except OSError as error:
             unread.append(f"{source}: {cannot_read(error)}")
-        except SearchError as error:
+        except VideoError as error:
             unread.append(str(error))
     return found, unread
 

@@ -28,11 +28,11 @@ from allocembed.cli.options import (
 )
 from allocembed.config import EmbedConfig
 from allocembed.errors import SearchError
+from allocembed.files import find_videos
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 from allocembed.remote.objects import is_remote
 from allocembed.scale.cluster import ClusterOptions
-from allocembed.search.files import find_videos
 from allocembed.search.filters import Filters
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport

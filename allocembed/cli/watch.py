@@ -1,14 +1,15 @@
 """`allocembed index --watch`: keep an index up to date with folders until stopped, and say what has changed."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError
+from allocembed.files import FileEntry, find_videos
 from allocembed.output.console import complain, progress, say
-from allocembed.search.files import FileEntry, find_videos
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import CHANGED, IndexReport
 from allocembed.search.storage import IndexBusy, exists
@@ -61,8 +62,9 @@ class IndexUpdater:
             if not self.begun:
                 raise
             self._complain("error:", str(error))
-            if not exists(self.to):
-                self.index = None  # it was removed; the next run makes a new one
+            with suppress(AllocEmbedError):  # a store that does not answer now may do so later
+                if not exists(self.to):
+                    self.index = None  # it was removed; the next run makes a new one
         return False
 
     def _run(self) -> bool:

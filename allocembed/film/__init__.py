@@ -6,6 +6,6 @@ backbone gets if `factor`, its pixels per token side, is given; otherwise as the
 
 from allocembed.film.page import save_html
 from allocembed.film.png import save_png
-from allocembed.film.strip import as_json, base_frames, format_time, scale_colour
+from allocembed.film.strip import as_json, format_time, scale_colour
 
-__all__ = ["as_json", "base_frames", "format_time", "save_html", "save_png", "scale_colour"]
+__all__ = ["as_json", "format_time", "save_html", "save_png", "scale_colour"]

@@ -89,7 +89,7 @@ def _draw_budget(draw: ImageDraw.ImageDraw, strip: Filmstrip) -> None:
     allocation, left, right = strip.allocation, MARGIN, WIDTH - MARGIN
     colour = ALARM if strip.over_budget else TEXT
     draw.text((left, 150), f"{allocation.cost:,} {strip.limit}", colour, _font(22, bold=True), anchor="ls")
-    base = f"Base, {strip.base_frames} native frames"
+    base = f"Base, {allocation.base_frames} native frames"
     draw.text((right, 150), f"= {allocation.relative_cost:.3f}× {base}", TEXT, _font(22), anchor="rs")
     unit = (right - left) / max(allocation.cost, allocation.budget)
     end = left + round(allocation.budget * unit)

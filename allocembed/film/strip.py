@@ -30,11 +30,6 @@ def as_json(clip: Clip, allocation: Allocation) -> dict[str, Any]:
     return {**totals, "chunks": chunks}
 
 
-def base_frames(clip: Clip, allocation: Allocation) -> int:
-    """Native frames that cost as much as Base. A chunk that is not full costs as much as a full one."""
-    return min(len(allocation.frames[0]) * allocation.base_cost // allocation.native.tokens, clip.total)
-
-
 def format_time(seconds: float, *, tenths: bool = False) -> str:
     """Format seconds as a clock time, rounded down.
 
@@ -87,7 +82,6 @@ class Filmstrip:
                 self.owners[frame] = chunk
         self.dropped = self.owners.count(None)
         self.over_budget = allocation.cost > allocation.budget
-        self.base_frames = base_frames(clip, allocation)
         self._tenths = len(clip) > 1 and float(np.median(np.diff(clip.times))) < 1
 
     def time(self, frame: int) -> str:

@@ -24,6 +24,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     scratch: Path | None = None
     try:
         with _refusals(path):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise OSError(errno.EINVAL, "it is not a regular file")
             made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = _scratch(path.parent, path.name)

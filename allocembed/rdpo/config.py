@@ -184,8 +184,8 @@ class TrainConfig(RewardOptions):
     validation: int = 512
     """Examples held out for validation; of a folder of videos at most a fifth."""
     validation_data: str = ""
-    """A .jsonl file of validation examples, all of which are used, with videos in the same folder; none of these videos
-    is trained on. Default: some of the training data."""
+    """A .jsonl file of validation examples, of which the first `validation` are used, with videos in the same folder.
+    None of its videos is trained on. Default: some of the training data."""
     validate_every: int = 25
     """Steps between validations; the best checkpoint is kept in out/best."""
     save_every: int = 25

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allocembed.errors import ConfigError, MissingDependency
-from allocembed.scale.local import Processes, check_cards, parse_devices
+from allocembed.scale.local import LocalProcesses, check_cards, parse_devices
 from allocembed.threads import core_count
 
 STORE_BYTES = 128 * 2**20  # Ray's shared memory on this machine: only a few hundred bytes of each video travel
@@ -73,7 +73,7 @@ def connected(options: ClusterOptions) -> Iterator[Cluster]:
     """Connect to a cluster, or start one for the length of the block. A program that uses Ray keeps its own."""
     options.check()
     if options.devices is not None:
-        processes = Processes(parse_devices(options.devices))
+        processes = LocalProcesses(parse_devices(options.devices))
         check_cards(processes.devices)
         count, cores = len(processes.devices), core_count()
         try:

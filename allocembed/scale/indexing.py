@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Literal
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError, SearchError
+from allocembed.files import FileEntry, cannot_read, fingerprint, walk_videos
 from allocembed.remote.objects import is_below, is_remote
 from allocembed.scale.cluster import Cluster, ClusterOptions, connected
 from allocembed.scale.pool import WorkerPool
 from allocembed.search.doubles import drop_doubles
 from allocembed.search.embedding import EmbeddedVideo, commit_portions, embed_videos
-from allocembed.search.files import FileEntry, cannot_read, fingerprint, walk_videos
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexingRun, IndexReport, ShowProgress, known_content
 from allocembed.search.storage import exists
@@ -175,7 +175,7 @@ class RayIndexing:
         self.index, self.store = index, index.store
         self.report, self._show = IndexReport(), progress
         self.changed = False
-        """Whether a known path has new content, so that old vectors may be left over."""
+        """Whether a known path has new content or a known content a new path, so that old rows may be left over."""
         self.wrote = False
         self.unread: dict[str, str] = {}
         self.old = set[str]()
@@ -207,6 +207,7 @@ class RayIndexing:
             self.report.embedded += 1
         else:  # its content is known, from another file or from a run that was killed
             self.report.moved += 1
+            self.changed = True
         self.report.tokens += outcome.tokens
         self.rows.append(outcome.entry)
         if len(self.rows) >= ROWS or time.monotonic() - self.written > SECONDS:

@@ -42,7 +42,7 @@ class Unavailable(ActorDied):
     """Never raised here: a process either starts or fails."""
 
 
-class Answer:
+class PendingAnswer:
     """What a call will return."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Actor:
 
     def __init__(self, kind: type, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
         self.kind, self.arguments, self.environment = kind, arguments, environment
-        self.waiting: list[Answer] = []
+        self.waiting: list[PendingAnswer] = []
         self.unsent: list[tuple[str, tuple[Any, ...]]] = []
         self.start()
 
@@ -74,10 +74,10 @@ class Actor:
             raise AttributeError(name)
         return SimpleNamespace(remote=lambda *arguments: self.call(name, arguments))
 
-    def call(self, name: str, arguments: tuple[Any, ...]) -> Answer:
+    def call(self, name: str, arguments: tuple[Any, ...]) -> PendingAnswer:
         if self.dead:
             self.start()
-        answer = Answer()
+        answer = PendingAnswer()
         self.waiting.append(answer)
         self.unsent.append((name, arguments))
         if len(self.waiting) == 1:
@@ -126,7 +126,7 @@ class Call:
         self.run = function
 
 
-class Processes:
+class LocalProcesses:
     """What `WorkerPool` takes for Ray. The n-th actor gets the n-th device."""
 
     exceptions = SimpleNamespace(RayActorError=ActorDied, ActorUnavailableError=Unavailable, RayTaskError=TaskFailed)
@@ -147,7 +147,9 @@ class Processes:
 
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=make))
 
-    def wait(self, answers: Sequence[Answer], *, num_returns: int = 1) -> tuple[list[Answer], list[Answer]]:
+    def wait(
+        self, answers: Sequence[PendingAnswer], *, num_returns: int = 1
+    ) -> tuple[list[PendingAnswer], list[PendingAnswer]]:
         """Wait for the number of answers that is asked for; they come first."""
         while sum(answer.done for answer in answers) < num_returns:
             lines: dict[Any, Actor] = {actor.line: actor for actor in self.actors if actor.waiting}
@@ -156,7 +158,7 @@ class Processes:
         done = [answer for answer in answers if answer.done][:num_returns]
         return done, [answer for answer in answers if answer not in done]
 
-    def get(self, answer: Answer) -> Any:
+    def get(self, answer: PendingAnswer) -> Any:
         """The value of an answer that is there, or what the call raised."""
         self.wait([answer])
         for actor in [actor for actor in self.actors if actor.kind is Call and not actor.waiting]:

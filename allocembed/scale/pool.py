@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.scale.cluster import Cluster
-from allocembed.scale.local import Processes
+from allocembed.scale.local import LocalProcesses
 
 logger = logging.getLogger("allocembed")
 
@@ -56,7 +56,7 @@ class WorkerPool(Generic[Item, Result]):
         """Start actors with these arguments. At most `portion` items, or 64 if that is more, are handed out at once."""
         self.ray, self.count, self.portion = cluster.ray, cluster.workers, max(portion, PORTION)
         self.needs = cluster.resources()
-        self.may_lack_room = not isinstance(cluster.ray, Processes)
+        self.may_lack_room = not isinstance(cluster.ray, LocalProcesses)
         actor = cluster.ray.remote(kind).options(**self.needs, max_restarts=-1, max_task_retries=0)
         self.slots: list[_Slot[Item]] = [_Slot(actor.remote(*arguments)) for _ in range(cluster.workers)]
         self.again: deque[_Portion[Item]] = deque()
@@ -112,10 +112,15 @@ class WorkerPool(Generic[Item, Result]):
             self.ray.kill(slot.actor)
 
     def _hand_out(self, backlog: deque[Item]) -> None:
-        """Give each actor two portions: one to work on, one to begin with at once."""
+        """Give each actor two portions: one to work on, one to begin with at once.
+
+        What is handed out again is worked on alone: if the actor dies, nothing else can be the cause.
+        """
         for depth in (1, 2):
             for slot in self.slots:
                 if slot.starting or len(slot.work) >= depth or not (self.again or backlog):
+                    continue
+                if slot.work and (self.again or any(portion.again for portion in slot.work.values())):
                     continue
                 if self.again:
                     portion = self.again.popleft()

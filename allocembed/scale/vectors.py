@@ -11,21 +11,25 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import OutputError
+from allocembed.files import FileEntry
 from allocembed.output.files import whole_file
 from allocembed.output.vectors import table_of
 from allocembed.remote.objects import is_remote, list_objects, read, write
+from allocembed.remote.ranged import RangedFile
 from allocembed.scale.cluster import ClusterOptions, connected
 from allocembed.scale.pool import WorkerPool
-from allocembed.search.files import FileEntry
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 ABOUT = "_settings.json"  # tools that read the folder leave out names with a line in front
 
@@ -73,6 +77,7 @@ class PartFolder:
 
     def __init__(self, place: str) -> None:
         self.place = place.rstrip("/")
+        self._done, self._counted = Done(), set[str]()
 
     def settle(self, settings: dict[str, Any]) -> None:
         """Write the settings into a new folder. Raise OutputError if an old one has others."""
@@ -95,11 +100,12 @@ class PartFolder:
             )
 
     def done(self) -> Done:
-        """What all files hold."""
-        found = Done()
-        for _, table in self._tables(["source", "key"]):
-            found.add(table["source"].to_pylist(), table["key"].to_pylist())
-        return found
+        """What all files hold. Of each, only two columns are read, once."""
+        for name, part in self._parts(self._counted):
+            table = part.read(["source", "key"])
+            self._done.add(table["source"].to_pylist(), table["key"].to_pylist())
+            self._counted.add(name)
+        return self._done
 
     def drop_changed(self, changed: Mapping[bytes, bytes]) -> None:
         """Drop the rows of files that have changed: `changed` gives the new key of each path, by its digest."""
@@ -107,22 +113,25 @@ class PartFolder:
             return
         from pyarrow import parquet
 
-        for name, table in self._tables(None):
+        for name, part in self._parts():
+            table = part.read(["source", "key"])
             rows = zip(table["source"].to_pylist(), table["key"].to_pylist(), strict=True)
             kept = [changed.get(_short(source), own := bytes.fromhex(key)) == own for source, key in rows]
             if not all(kept):
                 content = io.BytesIO()
-                parquet.write_table(table.filter(kept), content)
+                parquet.write_table(part.read().filter(kept), content)
                 self.write(name, content.getvalue())
 
-    def _tables(self, columns: list[str] | None) -> Iterator[tuple[str, Any]]:
-        """Name and content of each Parquet file."""
-        from pyarrow import parquet
+    def _parts(self, without: Collection[str] = ()) -> Iterator[tuple[str, ParquetFile]]:
+        """Name and file of each part. Of one in object storage, only what is read of it is fetched."""
+        from pyarrow.parquet import ParquetFile
 
         with self._errors():
             for name in list(self._names()):
-                if name.endswith(".parquet"):
-                    yield name, parquet.read_table(io.BytesIO(self._read(name)), columns=columns)
+                if name.endswith(".parquet") and name not in without:
+                    address = f"{self.place}/{name}"
+                    with ParquetFile(RangedFile(address) if is_remote(self.place) else address) as part:
+                        yield name, part
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -8,19 +8,21 @@
 """
 
 from allocembed.errors import SearchError
-from allocembed.search.files import FileEntry
+from allocembed.files import FileEntry
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
 from allocembed.search.query import Example, Query
 from allocembed.search.settings import IndexSettings
+from allocembed.search.storage import IndexBusy
 
 __all__ = [
     "Example",
     "FileEntry",
     "Filters",
     "Hit",
+    "IndexBusy",
     "IndexReport",
     "IndexSettings",
     "Query",

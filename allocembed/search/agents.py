@@ -16,8 +16,8 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from allocembed import __version__
 from allocembed.errors import AllocEmbedError, MissingDependency, SearchError, VideoError
+from allocembed.files import FileEntry, identity
 from allocembed.search.contents import FileGone, TrustedContents, file_of, path_of, segments_of
-from allocembed.search.files import FileEntry, identity
 from allocembed.search.filters import Filters
 from allocembed.search.frames import frame_jpeg
 from allocembed.search.hit import Hit

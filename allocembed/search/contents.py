@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocembed.errors import SearchError
+from allocembed.files import FileEntry, fingerprint, identity
 from allocembed.remote.objects import is_remote
-from allocembed.search.files import FileEntry, fingerprint, identity
 
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex

@@ -3,6 +3,8 @@
 A copy can only begin where decoding can, so it starts at the last keyframe before the moment.
 """
 
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import av
 from av.error import FFmpegError
 
 from allocembed.errors import SearchError
+from allocembed.files import is_there
 from allocembed.output.files import whole_file
 from allocembed.remote.objects import is_remote
 from allocembed.remote.ranged import RangedFile
-from allocembed.search.files import is_there
+from allocembed.video.packets import SEEK_BACK_SECONDS
 
 # Containers that hold what they usually hold, by FFmpeg's names; everything else goes into Matroska, which holds all.
 CONTAINERS = {".mp4": "mp4", ".m4v": "ipod", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
@@ -59,25 +62,71 @@ def copy_packets(source: str | Path, start: float, end: float, target: Path, con
         chosen = [video, *(stream for stream in given.streams.audio[:1] if stream.codec_context is not None)]
         copies = {stream.index: made.add_stream_from_template(stream) for stream in chosen}
         origin = (video.start_time or 0) * video.time_base
-        given.seek(int((start + origin) / video.time_base), stream=video)
-        first, begin = None, 0.0
-        packet: Any
-        for packet in given.demux(chosen):
-            if packet.dts is None or packet.pts is None:
-                continue
-            seconds = float(packet.pts * packet.time_base - origin)
+        begin, first, copied = 0.0, None, False
+        for packet in _with_decode_times(_from_keyframe(given, chosen, start, origin)):
+            decoded, seconds = packet.dts * packet.time_base, float(packet.pts * packet.time_base - origin)
             if first is None:
-                if packet.stream is not video or not packet.is_keyframe:
-                    continue
-                first, begin = packet.dts * packet.time_base, seconds
-            if packet.stream is video and packet.dts * packet.time_base - origin > end:
+                first, begin = decoded, seconds
+            if packet.stream is video and decoded - origin > end:
                 break
-            if packet.dts * packet.time_base < first or seconds > end + 1:
+            if decoded < first or seconds > end + 1:
                 continue
             shift = int(first / packet.time_base)
             packet.pts, packet.dts = packet.pts - shift, packet.dts - shift
             packet.stream = copies[packet.stream.index]
             made.mux(packet)
-    if first is None:
+            copied = True
+    if not copied:
         raise SearchError(f"cannot cut {source}: it has no keyframe after {start:.1f} s; choose an earlier moment")
     return max(0.0, begin)
+
+
+def _from_keyframe(given: Any, chosen: list[Any], start: float, origin: Fraction) -> Iterator[Any]:
+    """The packets from the last keyframe of the first stream before a second on; from the first keyframe, if none is
+    before. A seek may land after the second, so it goes further back until it does not."""
+    video = chosen[0]
+    for back in (*SEEK_BACK_SECONDS, None):
+        target = origin if back is None else Fraction(start - back) + origin
+        given.seek(int(target / video.time_base), stream=video)
+        held: list[Any] = []
+        packets = (packet for packet in given.demux(chosen) if packet.pts is not None and packet.size)
+        for packet in packets:
+            late = packet.pts * packet.time_base - origin > start
+            begins = packet.stream is video and packet.is_keyframe
+            if begins and (not late or (back is None and not held)):
+                held = [packet]
+            elif held:
+                held.append(packet)
+            elif begins:
+                break
+            if held and late and packet.stream is video:
+                yield from held
+                yield from packets
+                return
+        if held:
+            yield from held
+            return
+
+
+def _with_decode_times(packets: Iterable[Any]) -> Iterator[Any]:
+    """Packets with times of decoding. After a seek in Matroska, the first ones have none where frames are reordered."""
+    held: list[Any] = []
+    for packet in packets:
+        held.append(packet)
+        lacking = next((each.stream for each in held if each.dts is None), None)
+        if lacking is None or (packet.dts is not None and packet.stream is lacking):
+            yield from _filled(held)
+            held = []
+    yield from _filled(held)
+
+
+def _filled(packets: list[Any]) -> list[Any]:
+    """Packets with times of decoding: what is missing is counted back from the first one of its stream."""
+    lacking = [packet for packet in packets if packet.dts is None]
+    if lacking:
+        known = [packet.dts for packet in packets if packet.stream is lacking[0].stream and packet.dts is not None]
+        step = max(1, lacking[0].duration or 1)
+        last = known[0] if known else min(packet.pts for packet in lacking)
+        for number, packet in enumerate(lacking):
+            packet.dts = last - (len(lacking) - number) * step
+    return packets

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allocembed.search.files import FileEntry
+from allocembed.files import FileEntry
 from allocembed.search.ranking import SAME_VIDEO
 
 if TYPE_CHECKING:

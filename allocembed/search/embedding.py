@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from allocembed.errors import VideoError
+from allocembed.files import FileEntry, fingerprint, identity
 from allocembed.remote.objects import StorageFailure
-from allocembed.search.files import FileEntry, fingerprint, identity
 from allocembed.search.segments import window_config, window_count
 from allocembed.search.store import EmbeddedSegment
 

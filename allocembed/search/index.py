@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,9 @@ import numpy as np
 
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
+from allocembed.files import FileEntry, find_videos, is_there
 from allocembed.remote.objects import is_below, is_remote
 from allocembed.search.doubles import drop_doubles
-from allocembed.search.files import FileEntry, find_videos, is_there
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.indexing import IndexingRun, IndexReport, ShowProgress
@@ -75,15 +74,13 @@ class VideoIndex:
     ) -> VideoIndex:
         """Open an index. The model is loaded when it is first needed.
 
-        A given config or `segments` must agree with the index. A config also decides where and how to compute: device,
-        dtype, compile and decoder.
+        A given config or `segments` must agree with the index. A config also decides where and how to compute, as
+        `EmbedConfig.run_as` does.
         """
         store = IndexStore.open(place_of(uri))
         store.settings.check_config(config, segments)
         run = config or EmbedConfig(device=device, dtype=dtype, compile=compile)
-        how = {name: getattr(run, name) for name in ("device", "dtype", "compile", "decoder")}
-        load = replace(store.settings.config, **how)
-        return cls(store, load, embedder)
+        return cls(store, store.settings.config.run_as(run), embedder)
 
     @property
     def embedder(self) -> AllocEmbed:
@@ -117,7 +114,7 @@ class VideoIndex:
         `recheck` it does so again. Files that are not `ready` are left to a later run.
         """
         self.settings.check_may_grow()
-        transcriber, sources = _transcriber(speech), list(sources)
+        transcriber, sources = _transcriber(speech), _several(sources)
         started = time.monotonic()
         with self.store.locked():
             found, unread = find_videos(sources)
@@ -257,6 +254,7 @@ class VideoIndex:
 
     def remove(self, sources: Iterable[str | Path]) -> int:
         """Remove files, or all files under a folder, from the index but not from the disk; return their number."""
+        sources = _several(sources)
         with self.store.locked():
             files = self.store.files()
             gone = {path for source in sources for path in _paths_under(source, files)}
@@ -282,6 +280,12 @@ def _load(config: EmbedConfig) -> AllocEmbed:
     from allocembed.embedder import AllocEmbed
 
     return AllocEmbed.from_config(config)
+
+
+def _several(sources: Iterable[str | Path]) -> list[str | Path]:
+    if isinstance(sources, str | Path):
+        raise TypeError(f"pass a list of files and folders, such as [{str(sources)!r}]")
+    return list(sources)
 
 
 def _transcriber(name: str | None) -> Transcriber | None:

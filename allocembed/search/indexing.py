@@ -11,9 +11,9 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 from allocembed.errors import VideoError
+from allocembed.files import FileEntry, cannot_read, fingerprint
 from allocembed.remote.objects import is_below, is_remote
 from allocembed.search.embedding import CHANGED, COMMIT_VIDEOS, EmbeddedVideo, commit_portions, embed_videos
-from allocembed.search.files import FileEntry, cannot_read, fingerprint
 from allocembed.search.said.reading import SaidReading
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """The lock of an index in object storage: an object that says who writes, renewed as long as its owner lives.
 
 Object storage has no locks, but can refuse to write over an object that exists or has changed. A lease is written only
-on such conditions. One that is not renewed for a while belongs to nobody: whoever has watched it that long takes it
-over. Clocks of different machines are compared only for leases that are long past.
+on such conditions. One that is not renewed for a while expires: a run that has watched it that long may take it. Clocks
+of different machines are compared only for leases that are long past.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A window is several seconds long, and what was found may begin before it. So single frames of the window and of its
 neighbours are embedded as pictures: first some that are spread over them, then those that halve the time in which the
 thing begins and ends. All looks together cost no more tokens than the video was embedded with as a whole. A frame
-belongs to the moment if it is nearer, in the mean of its likeness to the query and to the best frame, to the best frame
-than to the frames around.
+belongs to the moment if the mean of its similarities to the query and to the best frame is nearer to the best frame's
+than to that of the frames around.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 
 from allocembed.errors import AllocEmbedError, VideoError
 from allocembed.search.hit import Hit
-from allocembed.video.source import Part
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
@@ -150,9 +149,8 @@ class CloseUp:
                 raise VideoError(
                     self.video.source, f"took longer than {self.most_seconds:g} s; search without --refine"
                 )
-            until = float(times[number + 1]) if number + 1 < len(times) else None
-            self.video.part = Part(float(times[number]), until)
-            allocation, found[float(times[number])] = self.reader.prepare_picture(self.video.sample(1))
+            second = float(times[number])
+            allocation, found[second] = self.reader.prepare_picture(self.video.frames_at([second]))
             self.tokens += allocation.cost
             self.left -= 1
         return dict(zip(found, self.reader.embed(list(found.values())), strict=True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from allocembed.errors import SearchError
-from allocembed.search.files import FileEntry
+from allocembed.files import FileEntry
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.ranking import ENOUGH, fold_copies, fuse, rank_lines

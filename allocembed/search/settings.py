@@ -41,7 +41,8 @@ class IndexSettings:
     probe: tuple[float, ...] = ()
     """The model's vector of `PROBE`."""
     weights: str = ""
-    """Digest of the weights of a learned allocator's policy; empty for other allocators."""
+    """What tells the allocator from others of its name: a digest of a learned policy's weights, or of another allocator
+    its `identity`. Empty if the name says it all."""
     inputs: str = ""
     """The model's input pipeline in full. Empty in indexes of 0.2, whose pipelines were others."""
     version: str = __version__

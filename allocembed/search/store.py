@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from allocembed.errors import SearchError
-from allocembed.search.files import FileEntry
+from allocembed.files import FileEntry
 from allocembed.search.filters import Filters, file_condition
 from allocembed.search.lance import import_lancedb
 from allocembed.search.lease import Lease
@@ -266,8 +266,8 @@ class IndexStore:
     ) -> list[tuple[str, float]]:
         """Video and cosine of the nearest vectors, best first. A video may occur several times.
 
-        Only the videos `among` the given ones count: a few are compared one by one, and more are looked for by the
-        approximate index. The smaller the share of the vectors that count, the more of its partitions are searched.
+        `among` restricts the search to these videos: a few are compared one by one, more are looked for by the
+        approximate index. The smaller their `share` of all vectors, the more of its partitions are searched.
         """
         with storage_errors(self.uri, UNREADABLE):
             query = self.vectors.search(vector.astype(np.float32)).metric("cosine").limit(limit)

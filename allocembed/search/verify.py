@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from allocembed.files import FileEntry, cannot_read, fingerprint, is_there
 from allocembed.remote.objects import is_remote
-from allocembed.search.files import FileEntry, cannot_read, fingerprint, is_there
 from allocembed.search.index import VideoIndex
 from allocembed.search.said.lines import INSIDE, SPEECH, TextSource
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from allocembed.errors import MissingDependency, SearchError
-from allocembed.search.files import FileEntry, find_videos
+from allocembed.files import FileEntry, find_videos
 from allocembed.search.said.subtitles import SUFFIXES
 from allocembed.video.clip import is_video
 
@@ -36,7 +36,7 @@ Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Look:
+class SeenFile:
     """What a file was like, and since when."""
 
     stamp: Stamp
@@ -51,8 +51,8 @@ class FolderState:
         self.sources = [Path(source).absolute() for source in sources]
         self.unread: dict[str, str] = {}
         """Folders that cannot be read, and why."""
-        self.looks: dict[str, Look] = {}
-        self._gone: dict[str, Look] = {}
+        self.looks: dict[str, SeenFile] = {}
+        self._gone: dict[str, SeenFile] = {}
         """Files that are gone, and since when. A moment later they may be there again under another name."""
         self._places: dict[str, tuple[Place, ...]] = {}
         self._begun = False
@@ -75,7 +75,7 @@ class FolderState:
         found = {file.path: (file.size, file.changed) for file in videos} | dict(_subtitles(there))
         self._now, before = time.monotonic(), self.looks
         self.looks = {path: self._judge(stamp, before.get(path)) for path, stamp in found.items()}
-        self._gone |= {path: Look(look.stamp, self._now) for path, look in before.items() if path not in found}
+        self._gone |= {path: SeenFile(look.stamp, self._now) for path, look in before.items() if path not in found}
         self._gone = {path: look for path, look in self._gone.items() if path not in found}
         self._begun = True
         chains: dict[str, tuple[Place, ...]] = {}
@@ -124,17 +124,17 @@ class FolderState:
                 return now[0] == disk and _is_used(folder, same=now[1] == number)
         return False
 
-    def _judge(self, stamp: Stamp, before: Look | None) -> Look:
+    def _judge(self, stamp: Stamp, before: SeenFile | None) -> SeenFile:
         if before is not None and before.stamp == stamp:
             return before
         # At the start, old files need not be waited for.
         age = 0.0 if self._begun else time.time() - stamp[1] / 1e9
-        return Look(stamp, self._now - max(0.0, age))
+        return SeenFile(stamp, self._now - max(0.0, age))
 
-    def _is_ready(self, look: Look) -> bool:
+    def _is_ready(self, look: SeenFile) -> bool:
         return self._now - look.since >= SETTLE
 
-    def _is_due(self, look: Look) -> bool:
+    def _is_due(self, look: SeenFile) -> bool:
         """Whether a file is gone for so long that a new name of it would be ready."""
         return self._now - look.since >= SETTLE + GRACE
 

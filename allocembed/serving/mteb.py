@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from allocembed.benchmarks.mteb_model import make_meta, read_batches
+from allocembed.benchmarks.mteb_model import MtebModel, make_meta
 from allocembed.errors import MissingDependency
 from allocembed.serving.sentence_transformers import KINDS
 
@@ -30,15 +28,12 @@ class StMtebModel(SentenceTransformerEncoderWrapper):
     def __init__(self, model: SentenceTransformer) -> None:
         super().__init__(model)
         found: Any = model[0]
+        self.videos = MtebModel(found.embedder)
         frameworks = ["Sentence Transformers", "PyTorch"]
         self.mteb_model_meta = make_meta(found.embedder).model_copy(
             update={"modalities": KINDS, "framework": frameworks}
         )
 
-    def encode(self, inputs: Any, *, prompt_type: Any = None, **options: Any) -> Any:
-        if "video" not in inputs.dataset.features:
-            return super().encode(inputs, prompt_type=prompt_type, **options)
-        kind = getattr(prompt_type, "value", prompt_type)
-        model: Any = self.model
-        encode = {"query": model.encode_query, "document": model.encode_document}.get(kind, model.encode)
-        return np.concatenate([encode(rows, show_progress_bar=False) for rows in read_batches(inputs)])
+    def encode(self, inputs: Any, **options: Any) -> Any:
+        own = self.videos if "video" in inputs.dataset.features else super()
+        return own.encode(inputs, **options)

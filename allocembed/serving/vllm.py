@@ -77,7 +77,7 @@ def picture_payload(
     embedder: AllocEmbed, source: PictureSource, question: str | None = None, *, instruction: str | None = None
 ) -> Payload:
     """A picture, with a text about it if there is one."""
-    clip = read_picture(source, embedder.limits)
+    clip = read_picture(source, embedder.config.limits)
     allocation, item = embedder.prepare_picture(clip, question, instruction)
     (frames,) = chunk_pictures(clip, allocation, embedder.backbone.inputs.picture_geometry)
     # vLLM writes a time before each chunk of a video, and a picture has none, so it goes as a picture.

@@ -33,8 +33,9 @@ from vllm.plugins.io_processors.interface import IOProcessor
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError
-from allocembed.serving.requests import Request, open_picture, open_source
+from allocembed.serving.requests import Request
 from allocembed.serving.vllm import load_without_weights, picture_payload, text_payload, video_payload
+from allocembed.sources import open_picture, open_source
 
 FIELDS = ("text", "video", "image", "instruction", "query")
 
@@ -50,14 +51,14 @@ class VLM2Vec(Qwen2VLForConditionalGeneration):
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class RequestedInput:
     """One input of a request, and the instruction for it."""
 
     request: Request
     instruction: str | None
 
 
-class AllocEmbedProcessor(IOProcessor[list[Asked], list[dict[str, Any]]]):
+class AllocEmbedProcessor(IOProcessor[list[RequestedInput], list[dict[str, Any]]]):
     """Makes prompts of the data of a request, and vectors of what the model returns."""
 
     def __init__(self, vllm_config: Any, renderer: Any) -> None:
@@ -69,14 +70,14 @@ class AllocEmbedProcessor(IOProcessor[list[Asked], list[dict[str, Any]]]):
         about = model.hf_config
         self.visual = (about.video_token_id, about.image_token_id)
 
-    def parse_data(self, data: object) -> list[Asked]:
+    def parse_data(self, data: object) -> list[RequestedInput]:
         given = data if isinstance(data, list) else [data]
         try:
             return [self._parse(each) for each in given]
         except AllocEmbedError as error:
             raise ValueError(str(error)) from error  # vLLM answers a ValueError with status 400
 
-    def pre_process(self, prompt: list[Asked], request_id: str | None = None, **kwargs: Any) -> list[Any]:
+    def pre_process(self, prompt: list[RequestedInput], request_id: str | None = None, **kwargs: Any) -> list[Any]:
         try:
             return [self._prompt(asked) for asked in prompt]
         except AllocEmbedError as error:
@@ -95,7 +96,7 @@ class AllocEmbedProcessor(IOProcessor[list[Asked], list[dict[str, Any]]]):
     def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
         return PoolingParams(task="embed")
 
-    def _parse(self, data: Any) -> Asked:
+    def _parse(self, data: Any) -> RequestedInput:
         if not isinstance(data, Mapping):
             raise ConfigError(f"cannot embed a {type(data).__name__}: give an object with text, video or image")
         if unknown := sorted(set(data) - set(FIELDS)):
@@ -105,7 +106,7 @@ class AllocEmbedProcessor(IOProcessor[list[Asked], list[dict[str, Any]]]):
         instruction = data.get("instruction")
         if data.get("query"):
             instruction = instruction or self.embedder.backbone.query_instruction
-        return Asked(Request(data.get("text"), data.get("video"), data.get("image")), instruction)
+        return RequestedInput(Request(data.get("text"), data.get("video"), data.get("image")), instruction)
 
     def _check_path(self, source: Any) -> None:
         """Refuse files outside the folder that vLLM was told to serve."""
@@ -120,7 +121,7 @@ class AllocEmbedProcessor(IOProcessor[list[Asked], list[dict[str, Any]]]):
         if not self.folder or not Path(source).resolve().is_relative_to(Path(self.folder).resolve()):
             raise ConfigError(f"cannot read {source}: it is outside --allowed-local-media-path; send its bytes instead")
 
-    def _prompt(self, asked: Asked) -> dict[str, Any]:
+    def _prompt(self, asked: RequestedInput) -> dict[str, Any]:
         request, instruction = asked.request, asked.instruction
         if request.picture is not None:
             picture = open_picture(request.picture)

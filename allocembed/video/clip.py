@@ -96,7 +96,7 @@ class DecodeLimits:
         """Raise VideoError if a frame of `width` x `height` exceeds the limit."""
         if width * height > self.max_pixels:
             cause = f"a frame of {width}x{height} is over the limit of {self.max_pixels} pixels"
-            raise VideoError(source, f"{cause}; raise it with DecodeLimits(max_pixels={width * height})")
+            raise VideoError(source, f"{cause}; raise it with max_pixels={width * height} (--max-pixels)")
 
 
 class Stopwatch:
@@ -115,7 +115,7 @@ class Stopwatch:
         """Raise VideoError once the time is up."""
         if time.monotonic() - self.started > self.seconds:
             cause = f"reading took longer than {self.seconds:g} s"
-            raise VideoError(self.source, f"{cause}; raise the limit with DecodeLimits(max_seconds=...)")
+            raise VideoError(self.source, f"{cause}; raise the limit with max_seconds (--max-seconds)")
 
 
 def candidate_indices(total: int, count: int, *, rounds: bool = False) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -43,6 +43,10 @@ class Span:
         """
         middles = (np.arange(number * count) + 0.5) * self.total / (number * count)
         return [self.first + np.unique(window.astype(np.int64)) for window in middles.reshape(number, count)]
+
+    def even_times(self) -> np.ndarray:
+        """(N,) seconds of all frames of the source, if they follow each other evenly."""
+        return self.start + (np.arange(self.source_total) - self.first) * self.duration / self.total
 
     def bounds(self, number: int, window: int) -> tuple[int, int]:
         """First frame number of window `window` of `number`, and the frame number after its last one."""
@@ -167,8 +171,32 @@ class VideoSource(ABC):
                     yield from self.windows(number, count, seek, within=within)
                     return
                 windows, starts = windows[done:], starts[done:]
-        times = span.start + (np.arange(span.source_total) - span.first) * span.duration / span.total
-        yield from self._cut(span, windows, starts, times, self._count_out(np.unique(np.concatenate(windows))))
+        pictures = self._count_out(np.unique(np.concatenate(windows)))
+        yield from self._cut(span, windows, starts, span.even_times(), pictures)
+
+    def frames_at(self, seconds: Sequence[float]) -> Clip:
+        """Return the frames that are shown at these seconds of the source, ascending, each once."""
+        self._begin(len(seconds), "exact")
+        if self.table.trusted:
+            times = self.table.times
+            shown = _shown(times, seconds)
+            try:
+                return self._single(
+                    self._span(self.table), shown, times, self.decoder.pictures(self.table, shown.tolist())
+                )
+            except TableMismatch:
+                if self._find_frames_again():
+                    return self.frames_at(seconds)
+        if "exact" not in self.spans:
+            self.sample(1)  # counts the frames
+        span = self.spans["exact"]
+        times = span.even_times()
+        shown = _shown(times, seconds)
+        return self._single(span, shown, times, self._count_out(shown))
+
+    def _single(self, span: Span, indices: np.ndarray, times: np.ndarray, pictures: Iterator[Picture]) -> Clip:
+        (clip,) = self._cut(span, [indices], [float(times[indices[0]])], times, pictures)
+        return clip
 
     def close(self) -> None:  # noqa: B027 (nothing to release unless a file is open)
         """Release the file."""
@@ -282,6 +310,11 @@ def choose_frames(
         else:
             exact.append(index)
     return keyframes, exact
+
+
+def _shown(times: np.ndarray, seconds: Sequence[float]) -> np.ndarray:
+    """Numbers of the frames that are shown at these seconds, each once, given the (N,) times of all."""
+    return np.unique((np.searchsorted(times, np.asarray(seconds), side="right") - 1).clip(0))
 
 
 def _on_keyframes(table: FrameTable, window: np.ndarray, first: int, end: int, reach: float) -> np.ndarray:

@@ -70,7 +70,7 @@ def kill_watch(victim: Victim, folder: Path, model: Path, kills: int) -> None:
 
 def check_kept(victim: Victim, before: dict[str, Held], after: dict[str, Held]) -> None:
     """Count files that were in the index, are on the disk as they were, and are not in the index any more."""
-    from allocembed.search.files import fingerprint
+    from allocembed.files import fingerprint
 
     for path, held in before.items():
         if isinstance(held, str) or path in after:

@@ -55,26 +55,6 @@ def test_a_video_is_known_by_its_content(data, tmp_path):
     assert video_digest(frames / "v0") != video_digest(moved)
 
 
-def test_every_byte_of_a_video_counts_up_to_a_limit(tmp_path, monkeypatch):
-    file = tmp_path / "a.mp4"
-    content = bytearray(range(256)) * 4096  # 1 MB: the old digest read three pieces of 64 KB
-    file.write_bytes(content)
-    before = video_digest(file)
-    content[300_000] ^= 1
-    file.write_bytes(content)
-    after = video_digest(file)
-    assert after != before
-    monkeypatch.setattr("allocembed.benchmarks.cache.WHOLE", 1 << 17)
-    by_blocks = video_digest(file)
-    for place in (0, len(content) // 63, len(content) - 1):
-        content[place] ^= 1
-        file.write_bytes(content)
-        assert video_digest(file) != by_blocks, place
-        content[place] ^= 1
-    file.write_bytes(content + b"x")
-    assert video_digest(file) != by_blocks
-
-
 def test_every_image_of_a_folder_counts(tmp_path):
     folder = write_frames(tmp_path / "v", first=0)
     images = sorted(folder.iterdir())
@@ -89,7 +69,7 @@ def test_every_image_of_a_folder_counts(tmp_path):
 
 def test_a_fifo_is_not_waited_for(tmp_path, make_fifo):
     make_fifo(tmp_path / "x.mp4")
-    with pytest.raises(OSError, match="device"):
+    with pytest.raises(OSError, match="not a regular file"):
         video_digest(tmp_path / "x.mp4")
     make_fifo(tmp_path / "x.jpg")
     video_digest(tmp_path)

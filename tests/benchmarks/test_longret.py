@@ -333,7 +333,7 @@ def test_a_video_without_a_file_or_with_a_broken_one_is_left_out(tmp_path):
 
 def test_videos_that_went_away_are_named(sources, built, tmp_path):
     longret.save(built, tmp_path)
-    gone = longret.Video("LoVR", "lovr_a", str(tmp_path / "gone.mp4"), 1020.0)
+    gone = longret.LongRetVideo("LoVR", "lovr_a", str(tmp_path / "gone.mp4"), 1020.0)
     lost = longret.LongRet([gone, *built.videos[1:]], built.queries, [])
     with pytest.raises(DataError, match=r"1 of 3 videos are missing, such as .*gone\.mp4"):
         longret.make_task(lost, "LoVR-Clip")

@@ -70,8 +70,14 @@ def test_json_holds_the_totals_and_every_chunk_in_order():
 @pytest.mark.parametrize(("budget", "total", "frames"), [("16f", 120, 16), ("64", 120, 8), ("8f", 5, 5), ("8f", 1, 1)])
 def test_base_is_named_by_the_frames_it_costs(budget, total, frames):
     clip = replace(make_clip(1), total=total)
-    allocation = allocate("base", clip, budget)
-    assert film.base_frames(clip, allocation) == frames
+    assert allocate("base", clip, budget).base_frames == frames
+
+
+def test_base_has_eight_frames_though_fewer_frames_of_a_list_may_be_larger():
+    clip = replace(make_clip(24), listed=True)
+    allocation = allocate("uniform", clip, "8f", replace(GEOMETRY, list_tokens=72))
+    assert allocation.native.tokens < NATIVE.tokens and allocation.base_cost == 4 * NATIVE.tokens
+    assert allocation.base_frames == 8
 
 
 @pytest.mark.parametrize("method", ["base", "full", "uniform", "content", "select"])
@@ -216,7 +222,6 @@ def test_chunks_of_any_length_are_drawn_and_named(size, count, words, tmp_path):
     clip = make_clip(count)
     allocation = allocate("uniform", clip, "8f", replace(GEOMETRY, frames_per_chunk=size))
     assert {len(frames) for frames in allocation.frames} == {size}
-    assert film.base_frames(clip, allocation) == min(-(-8 // size) * size, clip.total)
     image = saved_png(tmp_path, clip, allocation, factor=8)
     right_margin = np.asarray(image)[:, -40:]
     assert (right_margin == right_margin[0, 0]).all()

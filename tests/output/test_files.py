@@ -89,3 +89,10 @@ def test_make_room_refuses_folders_files_as_folders_and_closed_places(tmp_path, 
     for check in (make_room, lambda path: whole_file(path).__enter__()):
         with pytest.raises(OutputError, match="Permission denied; choose another place"):
             check(Path(tmp_path, "r.txt"))
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path, make_fifo):
+    make_fifo(tmp_path / "out.json")
+    with pytest.raises(OutputError, match="not a regular file"), whole_file(tmp_path / "out.json") as scratch:
+        scratch.write_text("x")
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]

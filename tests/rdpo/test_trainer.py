@@ -14,7 +14,7 @@ from allocembed.errors import PolicyError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.rdpo.data import world as world_data
-from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, TrainingBatch
+from allocembed.rdpo.data.base import TRAINING, VALIDATION, TrainingBatch, TrainingExample
 from allocembed.rdpo.run import TrainingRun
 from allocembed.world.timeline import Scene
 from tests.small_runs import furthest, lines, small_trainer
@@ -47,10 +47,10 @@ def test_the_mean_of_the_weights_follows_them_and_is_what_is_kept(backbone, tmp_
 
 def test_answers_are_ranked_among_answers_where_that_is_asked_for(backbone, tmp_path):
     examples = [
-        Example(1, "red", "What colour?"),
-        Example(2, "a red car drives by"),
-        Example(3, "blue", "What colour?", options=("green", "red")),
-        Example(4, "a blue boat"),
+        TrainingExample(1, "red", "What colour?"),
+        TrainingExample(2, "a red car drives by"),
+        TrainingExample(3, "blue", "What colour?", options=("green", "red")),
+        TrainingExample(4, "a blue boat"),
     ]
     batch = TrainingBatch(examples, [], Budget())
     trainer = small_trainer(backbone, tmp_path)

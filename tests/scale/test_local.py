@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from allocembed.errors import ConfigError, SearchError
-from allocembed.scale.local import Processes, check_cards, environment_for, parse_devices
+from allocembed.scale.local import LocalProcesses, check_cards, environment_for, parse_devices
 from allocembed.scale.pool import DIED, WorkerPool
 from allocembed.search import VideoIndex
 from tests.clips import picture, write_video
@@ -37,14 +37,14 @@ class Worker:
         return [(item, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")) for item in items]
 
 
-def pool(processes: Processes, *arguments: str) -> WorkerPool:
+def pool(processes: LocalProcesses, *arguments: str) -> WorkerPool:
     cluster = SimpleNamespace(ray=processes, workers=len(processes.devices), resources=dict)
     return WorkerPool(cluster, Worker, *arguments)
 
 
 @pytest.fixture
 def two():
-    processes = Processes(["cuda:0", "cuda:5"])
+    processes = LocalProcesses(["cuda:0", "cuda:5"])
     yield processes
     processes.close()
 
@@ -71,11 +71,11 @@ def test_a_process_that_cannot_start_ends_the_run_with_its_error(two):
 
 def test_processes_end_with_the_one_that_started_them():
     program = (
-        "from allocembed.scale.local import Processes\n"
+        "from allocembed.scale.local import LocalProcesses\n"
         "from tests.scale.test_local import Worker\n"
         "import time\n"
         "if __name__ == '__main__':\n"
-        "    processes = Processes(['cpu'])\n"
+        "    processes = LocalProcesses(['cpu'])\n"
         "    actor = processes.remote(Worker).options().remote()\n"
         "    print(processes.get(actor.ready.remote()), flush=True)\n"
         "    time.sleep(60)\n"
@@ -151,6 +151,11 @@ def test_two_processes_index_a_folder_and_a_kill_loses_nothing(tmp_path, qwen3_f
 
     one, two = (vectors_in(tmp_path / name) for name in ("one", "two"))
     assert len(one) == 9 and one == two
+
+    (videos / "0.mp4").rename(videos / "renamed.mp4")
+    assert run("index", videos, "--to", tmp_path / "two", *common, "--devices", "cpu,cpu").returncode == 1
+    listed = run("index", "ls", tmp_path / "two").stdout
+    assert "renamed.mp4" in listed and "0.mp4" not in listed
 
 
 def workers_of(parent: int) -> list[int]:

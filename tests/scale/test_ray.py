@@ -12,12 +12,12 @@ import pytest
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed, VideoEmbedding
 from allocembed.errors import ConfigError, OutputError
+from allocembed.files import find_videos
 from allocembed.scale import pool
 from allocembed.scale.cluster import ClusterOptions, connected
 from allocembed.scale.indexing import index_with_ray
 from allocembed.scale.vectors import PartFolder, VectorWorker, embed_with_ray
 from allocembed.search import VideoIndex
-from allocembed.search.files import find_videos
 from allocembed.search.verify import verify
 from tests.command import run
 from tests.scale.doubler import Doubler

@@ -151,7 +151,7 @@ def test_what_is_no_id_is_refused(index, tool, video):
 
 
 def test_ids_that_are_not_in_the_index_are_refused(index):
-    from allocembed.search.files import fingerprint
+    from allocembed.files import fingerprint
 
     secret = fingerprint(Path(index.store.uri).parent / "secret.mp4")
     for video in ("0" * 32, secret):

@@ -1,12 +1,13 @@
 """Cutting moments out of videos."""
 
+import av
 import numpy as np
 import pytest
 
 from allocembed.errors import SearchError
 from allocembed.search import cut as cutting
 from allocembed.search.cut import cut
-from tests.clips import read_all, write_video
+from tests.clips import picture, read_all, write_video
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.m4v", "a.mov", "a.mkv", "a.avi"])
@@ -19,6 +20,33 @@ def test_a_cut_begins_at_the_keyframe_before_and_is_not_re_encoded(tmp_path, nam
     assert np.array_equal(copied, pictures[40 : 40 + len(copied)]), "the pixels are those of the source"
     assert 75 <= 40 + len(copied) <= 78 and times[0] == 0
     assert [each.name for each in (tmp_path / "out").iterdir()] == [made.name], "no scratch is left"
+
+
+@pytest.mark.parametrize("sound", [False, True])
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts", "a.webm"])
+def test_a_cut_holds_the_moment_where_pictures_are_reordered(tmp_path, name, sound):
+    path = tmp_path / name
+    with av.open(str(path), "w") as container:
+        codec = "libvpx-vp9" if name == "a.webm" else "libx264"
+        options = {"g": "60", "bf": "3"} if codec == "libx264" else {"g": "60", "deadline": "realtime", "cpu-used": "8"}
+        video = container.add_stream(codec, rate=25, options=options)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        audio = container.add_stream("libopus" if name == "a.webm" else "aac", rate=48000) if sound else None
+        for number in range(400):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(picture(number), format="rgb24")))
+            if audio is not None:
+                noise = av.AudioFrame.from_ndarray(np.zeros((1, 1920), np.float32), format="flt", layout="mono")
+                noise.sample_rate, noise.pts = 48000, 1920 * number
+                container.mux(audio.encode(noise))
+        for stream in filter(None, (video, audio)):
+            container.mux(stream.encode())
+    pictures, times = read_all(path)
+    for start in (0.0, 1.0, 2.5, 4.9, 7.1, 11.0, 13.0):
+        made, begin = cut(path, start, start + 2, tmp_path / "out", f"{start}")
+        copied, _ = read_all(made)
+        first = int(np.abs(np.array(times) - begin).argmin())
+        assert abs(times[first] - begin) < 0.01 and start - 2.41 <= begin <= start + 0.001
+        assert np.array_equal(copied[:30], pictures[first : first + 30]) and first + len(copied) >= 25 * (start + 2) - 1
 
 
 def test_two_cuts_to_the_same_place_at_once_do_not_clash(tmp_path, monkeypatch):

@@ -28,6 +28,12 @@ def test_a_vector_must_fit_the_index(index):
             index.search_vector(bad)
 
 
+def test_a_path_is_not_taken_for_a_list_of_paths(index, folder):
+    for change in (index.add, index.remove):
+        with pytest.raises(TypeError, match="pass a list of files and folders"):
+            change(str(folder))
+
+
 def test_an_example_finds_itself(index, folder):
     hit = index.search_like(folder / "v3.mp4", top=1)[0]
     assert Path(hit.path).name == "v3.mp4" and hit.score == pytest.approx(1, abs=1e-4)

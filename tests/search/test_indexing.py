@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from allocembed.config import EmbedConfig
+from allocembed.files import fingerprint
 from allocembed.search import SearchError, VideoIndex, indexing
-from allocembed.search.files import fingerprint
 from allocembed.search.verify import verify
 from allocembed.video import VideoFile
 from allocembed.video import file as video_file

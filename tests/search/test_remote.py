@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from allocembed.errors import SearchError, VideoError
+from allocembed.files import find_videos
 from allocembed.remote.objects import delete, list_objects, look, read, write
 from allocembed.search import VideoIndex, lease
-from allocembed.search.files import find_videos
 from allocembed.search.lease import Lease, LeaseHeld, LeaseRecord
 from allocembed.search.said.lines import TextSource
 from allocembed.search.said.subtitles import Line
@@ -111,7 +111,7 @@ def test_errors_of_object_storage_say_what_to_do(bucket, monkeypatch):
         from allocembed.video import open_video
 
         open_video(f"{bucket}/absent.mp4")
-    with pytest.raises(SearchError, match="nothing below this address"):
+    with pytest.raises(VideoError, match="nothing below this address"):
         find_videos([f"{bucket}/absent"])
     monkeypatch.setattr("allocembed.remote.objects.RETRIES", 0)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

@@ -326,6 +326,12 @@ def test_only_names_of_this_machine_are_accepted_as_host(client):
     assert client.get("/api/info", {"Host": "localhost"}).status == 200
 
 
+def test_another_address_of_this_machine_is_accepted_where_it_is_served(index):
+    with serving(index, host="127.0.0.2") as other:
+        assert other.get("/api/info").status == 200
+        assert other.get("/api/info", {"Host": "127.0.0.3"}).status == 400
+
+
 def test_a_file_whose_content_changed_under_the_same_size_and_date_is_not_served(client, index):
     path = Path(next(file.path for file in index.files() if file.path.endswith("v3.mp4")))
     address, before, content = f"/api/videos/{video_id(index, 'v3.mp4')}/file", path.stat(), path.read_bytes()

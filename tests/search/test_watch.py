@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from allocembed.errors import BackboneError
+from allocembed.files import find_videos
 from allocembed.search import VideoIndex
-from allocembed.search.files import find_videos
 from tests import command
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
@@ -276,3 +276,10 @@ def test_ctrl_c_ends_the_command_and_what_was_indexed_is_kept(folder, tmp_path, 
 def test_a_source_that_does_not_exist_is_an_error(tmp_path):
     done = command.run("index", tmp_path / "absent", "--to", tmp_path / "index", "--watch")
     assert done.returncode == 1 and "no such file or folder" in done.stderr
+
+
+def test_a_store_that_does_not_answer_does_not_end_a_watch(videos, config, embedder, bucket, monkeypatch, capsys):
+    updater = IndexUpdater(FolderState([videos]), f"{bucket}/my.index", config, None, {}, embedder=embedder)
+    updater.begun = True
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert not updater.update() and "error:" in capsys.readouterr().err

@@ -237,3 +237,26 @@ def test_mteb_runs_with_the_folder_and_keeps_budgets_apart(qwen3_folder, files, 
         found = np.stack([each.vector for each in texts]) @ np.stack([ours.encode_video(v).vector for v in videos]).T
         assert scores[budget]["hit_rate_at_1"] == pytest.approx((found.argmax(1) == np.arange(3)).mean(), abs=1e-4)
     assert len(list((tmp_path / "cache").rglob("TinyT2V.json"))) == 2
+
+
+@pytest.mark.slow
+def test_a_text_beside_a_video_steers_an_exported_model_only_if_the_task_asks(qwen3_folder, files, tmp_path):
+    pytest.importorskip("mteb")
+    import datasets
+    from torch.utils.data import DataLoader
+
+    from allocembed.benchmarks.mteb_model import MtebModel
+    from allocembed.serving.mteb import StMtebModel
+    from tests.benchmarks.test_mteb_model import describe
+
+    export_folder(EmbedConfig(backbone=str(qwen3_folder), allocator="uniform", budget="2f", candidates=4), tmp_path)
+    model = StMtebModel(load(tmp_path))
+    embedder: AllocEmbed = model.model[0].embedder
+    seen, plan = [], embedder.allocator.plan
+    embedder.allocator.plan = lambda clip, asked: seen.append(asked.question) or plan(clip, asked)
+    rows = datasets.Dataset.from_dict({"video": [str(files["one"])], "text": ["the same in the snow"]})
+    for kind, asked in (("Any2AnyRetrieval", None), ("VideoCentricQA", "the same in the snow")):
+        task = describe("Tiny", kind, "vt2v", ["video", "text"], "accuracy")
+        both = [each.encode(DataLoader(rows), task_metadata=task) for each in (model, MtebModel(embedder))]
+        assert np.array_equal(*both) and seen == [asked] * 2
+        seen.clear()

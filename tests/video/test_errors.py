@@ -100,7 +100,7 @@ def test_a_file_with_a_hole_in_it(tmp_path: Path, codec: str) -> None:
 def test_frames_over_the_limit_are_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("allocembed.video.decoders.pyav.PyAVDecoder.decode")
     path = write_video(tmp_path / "a.mp4", 3)
-    cause = "a frame of 64x48 is over the limit of 3071 pixels; raise it with DecodeLimits(max_pixels=3072)"
+    cause = "a frame of 64x48 is over the limit of 3071 pixels; raise it with max_pixels=3072 (--max-pixels)"
     assert refusal(path, limits=DecodeLimits(max_pixels=64 * 48 - 1)) == cause
 
 
@@ -109,12 +109,12 @@ def test_frames_that_grow_past_the_limit_are_refused(tmp_path: Path) -> None:
     large = write_video(tmp_path / "large.h264", PICTURES[:10])
     both = tmp_path / "both.h264"
     both.write_bytes(small.read_bytes() + large.read_bytes())
-    assert "DecodeLimits.max_pixels" in refusal(both, limits=DecodeLimits(max_pixels=100 * 100))
+    assert "raise max_pixels (--max-pixels)" in refusal(both, limits=DecodeLimits(max_pixels=100 * 100))
 
 
 def test_reading_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", 100)
-    assert "DecodeLimits(max_seconds=...)" in refusal(path, limits=DecodeLimits(max_seconds=0.0))
+    assert "raise the limit with max_seconds (--max-seconds)" in refusal(path, limits=DecodeLimits(max_seconds=0.0))
 
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"count": -3}, {"seek": "fast"}, {"rate": 0.0}])

@@ -80,6 +80,15 @@ def test_keyframe_mode_reports_the_frames_it_took(encoded: tuple[Path, np.ndarra
     np.testing.assert_allclose(clip.times, clip.indices / RATE, atol=0.0011)
 
 
+def test_the_frames_at_given_seconds_are_those_that_are_shown_then(encoded: tuple[Path, np.ndarray]) -> None:
+    path, everything = encoded
+    with open_video(path) as video:
+        clip = video.frames_at([5.01, -1.0, 2.01, 2.02, 99.0])
+        np.testing.assert_array_equal(clip.frames, everything[[0, 50, 125, 184]])
+        np.testing.assert_allclose(clip.times, np.array([0, 50, 125, 184]) / RATE, atol=0.0011)
+        np.testing.assert_array_equal(video.frames_at([3.01]).frames, everything[[75]])
+
+
 @pytest.fixture(scope="module")
 def long_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_video(tmp_path_factory.mktemp("long") / "a.mp4", 185, options=LONG_GROUPS)
@@ -343,3 +352,21 @@ def test_reading_a_video_does_not_import_torch(tmp_path: Path) -> None:
     code = f"import sys; from allocembed.video import sample; sample({str(path)!r}); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
+
+
+def test_one_time_that_two_frames_share_does_not_cost_all_others(tmp_path: Path) -> None:
+    stamps = [*range(0, 50, 2), *range(1000, 3500, 100)]
+
+    def share(packet: av.Packet) -> av.Packet:
+        if packet.pts is not None and packet.pts == 1401:
+            packet.pts = packet.dts = 1400
+        return packet
+
+    stamps[30] = 1401
+    path = write_video(
+        tmp_path / "a.mkv", 50, options={"g": "10", "bf": "0"}, stamps=stamps, time_base=Fraction(1, 100), change=share
+    )
+    clip = sample(path, 50)
+    assert clip.duration == pytest.approx(34, abs=1.5) and clip.times[29] == clip.times[30] == pytest.approx(
+        14.0, abs=0.01
+    )

@@ -89,7 +89,7 @@ def test_an_animated_webp_is_refused(tmp_path: Path) -> None:
 
 def test_images_over_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "a.png", picture(0))
-    with pytest.raises(VideoError, match=r"DecodeLimits\(max_pixels=3072\)"):
+    with pytest.raises(VideoError, match="max_pixels=3072"):
         sample(path, limits=DecodeLimits(max_pixels=1000))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(VideoError, match="scale the image down"):

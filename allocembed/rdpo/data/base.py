@@ -22,7 +22,7 @@ TRAINING, VALIDATION, CORPUS = 271_828_001, 271_828_002, 271_828_003
 
 
 @dataclass(frozen=True)
-class Example:
+class TrainingExample:
     """The target text of a video, and the question about the video, if any."""
 
     sample: Hashable
@@ -38,9 +38,9 @@ class Example:
     """Instruction to the backbone, such as "Describe the video."; the policy never sees it."""
 
 
-def own_example(sample: Hashable, question: str | None = None, instruction: str | None = None) -> Example:
+def own_example(sample: Hashable, question: str | None = None, instruction: str | None = None) -> TrainingExample:
     """An example without texts: the target is the video's own vector at full resolution."""
-    return Example(sample, f"<the vector of {sample}>", question, own=True, instruction=instruction)
+    return TrainingExample(sample, f"<the vector of {sample}>", question, own=True, instruction=instruction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class VideoBatch:
 class TrainingBatch:
     """The examples of one step on all processes, and the videos of this process."""
 
-    examples: list[Example]
+    examples: list[TrainingExample]
     videos: list[VideoBatch]
     budget: Budget
 

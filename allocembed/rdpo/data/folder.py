@@ -3,24 +3,26 @@
 from pathlib import Path
 
 from allocembed.errors import DataError
+from allocembed.files import find_videos
 from allocembed.rdpo.data.jsonl import JsonlSource, Record
-from allocembed.video import is_video
 
 
 def list_videos(folder: Path) -> list[Path]:
     """Paths of all video files below a folder, relative to it, in order; raise DataError if there are none."""
-    found = sorted(path.relative_to(folder) for path in folder.rglob("*") if is_video(path) and path.is_file())
-    shown = [path for path in found if not any(part.startswith(".") for part in path.parts)]
-    if not shown:
+    paths = [Path(file.path) for file in find_videos([folder])[0] if not file.error]
+    if not paths:
         raise DataError(f"there is no video in {folder}: pass a folder of videos with --videos")
-    return shown
+    return sorted(path.relative_to(folder.absolute()) for path in paths)
 
 
 class FolderSource(JsonlSource):
     """Every video file below a folder, once."""
 
     def _to_hold(self, wanted: int, records: int) -> int:
-        return min(wanted, records // 5)  # a folder may have fewer videos than are usually held out
+        held = min(wanted, records // 5)  # a folder may have fewer videos than are usually held out
+        if wanted and not held:
+            raise DataError(f"{records} videos are too few to hold some out for validation: give at least 5")
+        return held
 
     def _records(self, file: Path) -> list[Record]:
         if not file.is_dir():

@@ -25,7 +25,15 @@ from allocembed.budget import Budget
 from allocembed.errors import AllocEmbedError, DataError, VideoError
 from allocembed.inputs import Inputs
 from allocembed.jsonlines import parse_json, read_lines
-from allocembed.rdpo.data.base import TRAINING, VALIDATION, Example, Source, TrainingBatch, VideoBatch, own_example
+from allocembed.rdpo.data.base import (
+    TRAINING,
+    VALIDATION,
+    Source,
+    TrainingBatch,
+    TrainingExample,
+    VideoBatch,
+    own_example,
+)
 from allocembed.rdpo.negatives import TextPool
 from allocembed.resize import resize
 from allocembed.threads import map_ordered
@@ -52,7 +60,7 @@ class Record:
 class DecodedBatch:
     """Examples of a batch, and the clips of this process by example number."""
 
-    examples: list[Example]
+    examples: list[TrainingExample]
     clips: dict[int, Clip]
     budget: Budget
 
@@ -88,7 +96,6 @@ class JsonlSource(Source):
         if not records:
             first = f"; the first problem: {self.skipped[0]}" if self.skipped else ""
             raise DataError(f"{file} has no usable line: write it as docs/training.md shows{first}")
-        self.split = held is None  # a file of its own is used whole
         if held is None:
             self.held, self.records = split(records, self._to_hold(validation, len(records)), seed)
         else:
@@ -116,9 +123,9 @@ class JsonlSource(Source):
 
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> DecodedBatch:
         if stream == VALIDATION:
-            chosen = self.held[: count if self.split else None]
+            chosen = self.held[:count]
         else:
-            count = min(count, len(self.records))  # no record twice in a step
+            count = min(count, len(self.records))
             chosen = [self.records[i] for i in shuffled(len(self.records), self.seed, step * count, count)]
         examples = [self._example(record) for record in chosen]
         own = [number for number in mine if number < len(chosen)]
@@ -127,10 +134,10 @@ class JsonlSource(Source):
         found = {number: clip for number, clip in zip(own, clips, strict=True) if clip is not None}
         return DecodedBatch(examples, found, budget)
 
-    def _example(self, record: Record) -> Example:
+    def _example(self, record: Record) -> TrainingExample:
         if record.target is None or (not self.texts and record.question is None):
             return own_example(record.video, record.question, record.instruction)
-        return Example(
+        return TrainingExample(
             record.video,
             record.target,
             record.question,

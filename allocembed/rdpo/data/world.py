@@ -12,7 +12,7 @@ import torch
 from allocembed import world
 from allocembed.budget import Budget
 from allocembed.rdpo.config import TrainConfig
-from allocembed.rdpo.data.base import CORPUS, Example, Source, TrainingBatch, VideoBatch, own_example
+from allocembed.rdpo.data.base import CORPUS, Source, TrainingBatch, TrainingExample, VideoBatch, own_example
 from allocembed.rdpo.negatives import TextPool
 from allocembed.video.clip import candidate_indices
 from allocembed.world.files import USUAL_FRAMES
@@ -28,7 +28,7 @@ class WorldBatch:
     """Timelines and texts of a batch, before rendering."""
 
     timelines: world.Timelines
-    examples: list[Example]
+    examples: list[TrainingExample]
     indices: np.ndarray
     budget: Budget
     mine: range
@@ -92,19 +92,21 @@ def draw_timelines(seed: Sequence[int], count: int) -> world.Timelines:
     return world.concat(parts).select(np.argsort(np.concatenate(places)))
 
 
-def make_example(timelines: world.Timelines, number: int, seen: np.ndarray, mixture: Mixture, key: str) -> Example:
+def make_example(
+    timelines: world.Timelines, number: int, seen: np.ndarray, mixture: Mixture, key: str
+) -> TrainingExample:
     """Make a target for one video; `seen` (T,) are the events on its candidate frames, -1 for none."""
     rng = random.Random(key)
     visible = sorted(set(seen.tolist()) - {-1}) or [0]
     moment, whole, _ = mixture
     kind = rng.random()
     if kind < moment:
-        return Example(number, world.describe_moment(timelines, number, rng.choice(visible), rng), query=True)
+        return TrainingExample(number, world.describe_moment(timelines, number, rng.choice(visible), rng), query=True)
     if kind < moment + whole:
-        return Example(number, world.describe_video(timelines, number, rng), query=True)
+        return TrainingExample(number, world.describe_video(timelines, number, rng), query=True)
     asked = world.question(timelines, number, rng, event=rng.choice(visible))
     target = asked.options[asked.answer]
-    return Example(number, target, asked.text, options=tuple(text for text in asked.options if text != target))
+    return TrainingExample(number, target, asked.text, options=tuple(text for text in asked.options if text != target))
 
 
 def world_corpus(seed: int, count: int, mixture: Mixture) -> tuple[TextPool, frozenset[str], frozenset[str]]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any
 
-from allocembed.search.files import FileEntry
+from allocembed.files import FileEntry
 from allocembed.search.lance import import_lancedb
 from allocembed.search.said.subtitles import Line
 from allocembed.search.said.words import LONGEST_WORD, words

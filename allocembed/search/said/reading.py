@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocembed.errors import VideoError
-from allocembed.search.files import FileEntry, cannot_read
+from allocembed.files import FileEntry, cannot_read
 from allocembed.search.said.lines import INSIDE, LINES_AT_ONCE, SPEECH, LineStore, TextSource
 from allocembed.search.said.streams import read_streams
 from allocembed.search.said.subtitles import LARGEST, Line, beside, decoded, parse, read_bytes
+from allocembed.threads import map_ordered
 
 if TYPE_CHECKING:
     from allocembed.search.said.speech import Transcriber
@@ -113,13 +113,12 @@ class SaidReading:
         self, files: Sequence[FileEntry], recheck: bool
     ) -> Iterator[tuple[FileEntry, list[Line] | VideoError | None]]:
         """Videos with the lines of their streams, or None where these are known. Several are opened at once."""
-        with ThreadPoolExecutor(READERS) as readers:
-            for first in range(0, len(files), OPENED):
-                some = files[first : first + OPENED]
-                new = {file.video: file.path for file in some if self._is_wanted(file, INSIDE, recheck)}
-                lines = dict(zip(new, readers.map(_streams_of, new.values()), strict=True))
-                for file in some:
-                    yield file, lines.pop(file.video, None)
+        for first in range(0, len(files), OPENED):
+            some = files[first : first + OPENED]
+            new = {file.video: file.path for file in some if self._is_wanted(file, INSIDE, recheck)}
+            lines = dict(zip(new, map_ordered(_streams_of, new.values(), workers=READERS), strict=True))
+            for file in some:
+                yield file, lines.pop(file.video, None)
 
     def _is_wanted(self, file: FileEntry, origin: str, recheck: bool) -> bool:
         """Whether the lines of a content are to be read: once, and once again in a run that checks."""

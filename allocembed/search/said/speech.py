@@ -10,7 +10,7 @@ import numpy as np
 from av.error import FFmpegError
 
 from allocembed.errors import MissingDependency, SearchError, VideoError
-from allocembed.search.files import cannot_read
+from allocembed.files import cannot_read
 from allocembed.search.said.subtitles import LONGEST_LINE, MOST_LINES, Line, plain
 
 RATE = 16_000  # samples per second, as Whisper expects

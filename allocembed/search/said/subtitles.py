@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 
-from allocembed.search.files import NONBLOCK
+from allocembed.files import NONBLOCK
 from allocembed.video.clip import is_video
 
 SUFFIXES = (".srt", ".vtt")

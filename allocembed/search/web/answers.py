@@ -13,7 +13,7 @@ from fastapi import Query as Parameter
 
 from allocembed.backbones.registry import find_entry
 from allocembed.errors import AllocEmbedError
-from allocembed.search.files import FileEntry
+from allocembed.files import FileEntry
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.index import VideoIndex

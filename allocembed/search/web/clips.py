@@ -10,8 +10,8 @@ from urllib.parse import quote
 from fastapi import HTTPException
 from fastapi.responses import StreamingResponse
 
+from allocembed.files import FileEntry
 from allocembed.search.cut import cut
-from allocembed.search.files import FileEntry
 
 LONGEST = 600.0  # seconds of a clip
 LARGEST = 2**30  # bytes that a clip may have, judged by its share of the video

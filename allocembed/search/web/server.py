@@ -8,10 +8,10 @@ get a 503. A slow download of a video delays nobody else, and idle connections a
 import hashlib
 import hmac
 import mimetypes
+import socket
 import threading
 import webbrowser
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,18 +60,19 @@ VideoId = Annotated[str, PathParameter(pattern="^[0-9a-f]{32}$", description="Id
 Seconds = Annotated[float, Parameter(ge=0, le=1e6, allow_inf_nan=False)]
 
 
-def make_app(index: VideoIndex, token: str | None = None) -> FastAPI:
-    """The application over an index. With a token, each request must bring it."""
+def make_app(index: VideoIndex, token: str | None = None, *, host: str = "127.0.0.1") -> FastAPI:
+    """The application over an index. With a token, each request must bring it. Without one, it must name this machine:
+    as `host`, or in another usual way."""
     # FastAPI's own pages load scripts from other sites; /openapi.json has the same content.
     app = FastAPI(title="AllocEmbed search", version=__version__, docs_url=None, redoc_url=None)
-    _guard(app, index, token)
+    _guard(app, index, token, host)
     _serve_page(app)
     _serve_searches(app, index)
     _serve_videos(app, index)
     return app
 
 
-def _guard(app: FastAPI, index: VideoIndex, token: str | None) -> None:
+def _guard(app: FastAPI, index: VideoIndex, token: str | None, host: str) -> None:
     """Ask for the token, refuse foreign names of this machine, and turn errors into sentences."""
     secret = _digest(token or "")  # value of the cookie: plain ASCII, and not the token itself
 
@@ -91,7 +92,7 @@ def _guard(app: FastAPI, index: VideoIndex, token: str | None) -> None:
 
     if not token:
         # Without a token only this machine is served, and no web site that has a name for its address.
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL, host])
 
     @app.exception_handler(AllocEmbedError)
     async def explain(request: Request, error: Exception) -> Response:
@@ -223,19 +224,26 @@ def run(index: VideoIndex, host: str, port: int, token: str | None, *, show: str
     """Serve until stopped. `show` is a query of the page, such as "?q=a+dog", with which a browser is opened."""
     if not token and not is_loopback(host):
         raise SearchError(f"{host} can be reached by other machines: add --token-file FILE, or leave --host out")
-    _ = index.embedder  # pictures need all of the model
-    index.embed_query("warm up")  # if the model cannot be loaded, this fails now and not at the first search
-    server = _Server(server_config(index, host, port, token), token, show)
-    with suppress(SystemExit):  # raised if the port is in use
-        server.run()
-    if not server.started:
-        raise SearchError(f"cannot listen at {host}:{port}: choose another port with --port, or leave --host out")
+    with _listen(host, port) as listener:  # before the model is loaded, which takes long
+        _ = index.embedder  # pictures need all of the model
+        index.embed_query("warm up")  # if the model cannot be loaded, this fails now and not at the first search
+        _Server(server_config(index, host, port, token), token, show).run([listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        cause = error.strerror or error
+        raise SearchError(
+            f"cannot listen at {host}:{port} ({cause}): choose another port with --port, or leave --host out"
+        ) from error
 
 
 def server_config(index: VideoIndex, host: str, port: int, token: str | None) -> uvicorn.Config:
     """How the application is served."""
     return uvicorn.Config(
-        make_app(index, token),
+        make_app(index, token, host=host),
         host=host,
         port=port,
         http=LimitedProtocol,

@@ -11,7 +11,7 @@ from allocembed import AllocEmbed, EmbedConfig
 from allocembed.backbones.loading import load_backbone
 from allocembed.budget import Budget
 from allocembed.errors import DataError
-from allocembed.rdpo.data.base import TRAINING
+from allocembed.rdpo.data.base import TRAINING, VALIDATION
 from allocembed.rdpo.data.folder import FolderSource
 from allocembed.rdpo.data.jsonl import JsonlSource
 from allocembed.rdpo.rollouts import RolloutEncoder, native_grid
@@ -61,6 +61,14 @@ def test_a_file_of_its_own_holds_the_validation_and_none_of_it_is_trained_on(vid
     assert [record.target for record in source.held] == ["a ramp"]
 
 
+def test_as_many_validation_examples_of_a_file_are_used_as_are_decoded(videos):
+    lines = [{"video": f"deep/../deep/{'b' if number < 2 else 'c'}.mp4", "caption": str(number)} for number in range(4)]
+    (videos / "held.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    source = FolderSource(videos, videos, held=videos / "held.jsonl")
+    batch = source.prepare(VALIDATION, 0, 2, Budget(), 4, range(2))
+    assert [example.target for example in batch.examples] == ["0", "1"] and list(batch.clips) == [0, 1]
+
+
 @pytest.mark.parametrize("texts", [True, False])
 def test_lines_with_and_without_texts_mix(videos, texts):
     lines = [{"video": "a.mp4", "caption": "a ramp"}, {"video": "deep/b.mp4"}]
@@ -89,3 +97,8 @@ def test_frame_folders_are_sized_and_numbered_as_in_use(tmp_path, qwen3_folder):
     grids = np.tile([native.rows, native.cols], (1, 1, 3, 1))
     vector = RolloutEncoder(backbone).embed(videos, [None], grids)[0, 0]
     assert torch.allclose(vector, torch.from_numpy(embedder.encode_video(frames).vector), atol=1e-5)
+
+
+def test_too_few_videos_to_hold_some_out_are_refused_at_once(videos):
+    with pytest.raises(DataError, match=r"2 videos are too few .*at least 5"):
+        FolderSource(videos, videos, validation=128)

@@ -121,6 +121,7 @@ function state(title, text, { bad = false, list = [], actions = [] } = {}) {
   }
   box.replaceChildren(...parts);
   box.classList.toggle("bad", bad); box.hidden = false;
+  delete box.dataset.nothing;
   $("results").replaceChildren(); $("results").removeAttribute("aria-busy");
   $("sorting").hidden = true; $("more").hidden = true;
 }
@@ -146,6 +147,7 @@ function nothing() {
   if (field("said").value === "true") list.unshift("Look in the pictures too, not only in speech.");
   if (info) list.push("Is the video in the index? It holds " + plural(info.videos, "video") + ".");
   state("Nothing found", "", { list, actions });
+  $("state").dataset.nothing = "";
 }
 
 /** Search if there is something to search for, else say what can be done here. */
@@ -223,6 +225,7 @@ ask("/api/info").then(about => {
   $("notice").textContent = about.notice ?? ""; $("notice").hidden = !about.notice;
   callToy(!!about.notice);
   if (about.notice && hits.length) show(hits, open);
+  if (!$("state").hidden && "nothing" in $("state").dataset) nothing();  // which came before it was known how many videos there are
   document.querySelectorAll("[data-lines]").forEach(each => { each.hidden = !about.lines; });
   offerFolders(about.folders ?? []);
 }).catch(error => { if (!$("status").textContent) fail(error, () => location.reload()); });

@@ -10,7 +10,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Self
 
-from allocembed.errors import SearchError
+from allocembed.errors import VideoError
 from allocembed.paths import why_absent
 from allocembed.remote.objects import ObjectInfo, is_remote, list_objects, look
 from allocembed.video.clip import is_video
@@ -73,7 +73,7 @@ def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterat
             continue
         source = Path(source)
         if cause := why_absent(source):
-            raise SearchError(f"{source}: {cause}")
+            raise VideoError(str(source), cause)
         for path in _walk(source, refuse) if source.is_dir() else [source]:
             absolute = str(path.absolute())
             try:
@@ -105,9 +105,9 @@ def _objects(source: str) -> Iterator[FileEntry]:
             if is_video(info.address) and not any(name.startswith(".") for name in names):
                 yield _object_entry(info)
     except OSError as error:
-        raise SearchError(f"cannot list {source}: {error.strerror or error}") from error
+        raise VideoError(source, f"cannot be listed: {error.strerror or error}") from error
     if empty:
-        raise SearchError(f"{source}: there is nothing below this address; check it")
+        raise VideoError(source, "there is nothing below this address; check it")
 
 
 def _object_entry(info: ObjectInfo) -> FileEntry:

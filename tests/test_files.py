@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from allocembed.errors import SearchError
-from allocembed.search.files import BLOCK, BLOCKS, find_videos, fingerprint, identity
+from allocembed.errors import VideoError
+from allocembed.files import BLOCK, BLOCKS, find_videos, fingerprint, identity
 
 
 def test_a_folder_gives_its_videos_in_order_without_hidden_ones(tmp_path):
@@ -23,7 +23,7 @@ def test_a_folder_gives_its_videos_in_order_without_hidden_ones(tmp_path):
     assert not unread and list(names) == ["a.mp4", "broken.mp4", "b/it's five ☃.MOV", "b/two.mkv"]
     assert [name for name, error in names.items() if error] == ["broken.mp4"]
     assert len(find_videos([tmp_path / "notes.txt"])[0]) == 1, "a file that is named is taken whatever its suffix"
-    with pytest.raises(SearchError, match="no such file"):
+    with pytest.raises(VideoError, match="no such file"):
         find_videos([tmp_path / "nowhere"])
 
 

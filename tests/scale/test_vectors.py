@@ -1,0 +1,44 @@
+"""Parquet files of vectors: what is read of them, on a disk and in object storage."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from allocembed.files import FileEntry
+from allocembed.remote.objects import write
+from allocembed.scale.vectors import PartFolder, key_of
+from tests.object_storage import proxy_of
+
+FILES = [FileEntry(f"/videos/{number}.mp4", size=100, changed=1) for number in range(2000)]
+
+
+@pytest.fixture
+def part(tmp_path) -> Path:
+    """Eight megabytes: 2,000 vectors that do not compress."""
+    vectors = np.random.default_rng(0).standard_normal((len(FILES), 1024)).astype(np.float32)
+    columns = {"source": [file.path for file in FILES], "key": [key_of(file) for file in FILES]}
+    parquet.write_table(pa.table(columns | {"vector": list(vectors)}), tmp_path / "part-0.parquet")
+    return tmp_path / "part-0.parquet"
+
+
+def test_asking_what_is_done_does_not_fetch_vectors(part, bucket, object_server, monkeypatch):
+    write(f"{bucket}/vectors/part-0.parquet", part.read_bytes())
+    with proxy_of(object_server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.variables["AWS_ENDPOINT_URL"])
+        folder = PartFolder(f"{bucket}/vectors")
+        assert all(map(folder.done().has, FILES)) and proxy.sent < part.stat().st_size / 10
+        before = proxy.sent
+        assert all(map(folder.done().has, FILES)) and proxy.sent < before + 10_000  # the list of names alone
+
+
+def test_rows_of_changed_files_are_dropped_and_the_others_kept(part):
+    folder = PartFolder(str(part.parent))
+    changed = FileEntry(FILES[7].path, size=101, changed=2)
+    assert folder.done().has_old(changed) and not folder.done().has(changed)
+    folder.drop_changed({list(folder.done().keys)[7]: bytes.fromhex(key_of(changed))})
+    left = parquet.read_table(part)
+    assert left["source"].to_pylist() == [file.path for file in FILES if file.path != changed.path]
+    assert len(left["vector"][0]) == 1024
