@@ -1,7 +1,9 @@
 """Hand items out to Ray actors in portions, and get one result for each item, whatever happens to the actors.
 
 An actor that dies is started again by Ray, and what it had not finished is handed out again. An item that kills its
-actor again and again is given up, alone: it gets a result that says so. Memory does not grow with the number of items.
+actor again and again is given up, alone: it gets a result that says so. Another one must not be given up in its place,
+so two causes are ruled out: a connection that broke, and a neighbour that used up the memory of the machine. Memory of
+the driver does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -31,12 +33,20 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Portion(Generic[Item]):
     items: Sequence[Item]
     attempts: int = 0
+    """Deaths or failures so far."""
     again: bool = False
-    """Whether an actor may have done a part of it already."""
+    """Whether an actor has had it before: it may have done a part of it, or have died of it."""
+    forgiven: int = 0
+    """How often it was blamed for the death of an actor that was alive."""
+
+    @property
+    def last_chance(self) -> bool:
+        """Whether the item is given up if it fails once more."""
+        return len(self.items) == 1 and self.attempts == ATTEMPTS - 1
 
 
 @dataclass
@@ -46,11 +56,15 @@ class _Slot(Generic[Item]):
     actor: Any
     starting: Any = None
     failed_starts: int = 0
+    process: Any = None
+    """What `ready` returned."""
+    blamed: _Portion[Item] | None = None
+    """What the actor was blamed to have died of, before it is known whether it died."""
     work: dict[Any, _Portion[Item]] = field(default_factory=dict)
 
 
 class WorkerPool(Generic[Item, Result]):
-    """Actors of one class, which has the methods `ready()` and `work(items, again) -> results`."""
+    """Actors of one class, which has the methods `work(items, again) -> results` and `ready() -> process`: its id."""
 
     def __init__(self, cluster: Cluster, kind: type, *arguments: Any, portion: int = PORTION) -> None:
         """Start actors with these arguments. At most `portion` items, or 64 if that is more, are handed out at once."""
@@ -61,7 +75,7 @@ class WorkerPool(Generic[Item, Result]):
         self.slots: list[_Slot[Item]] = [_Slot(actor.remote(*arguments)) for _ in range(cluster.workers)]
         self.again: deque[_Portion[Item]] = deque()
         self.restarts = 0
-        """Deaths of actors so far."""
+        """How often an actor has not answered, nearly always because it died."""
 
     def run(self, items: Iterator[Item], give_up: Callable[[Item, str], Result]) -> Iterator[Result]:
         """Yield a result for each item, in any order. `give_up` makes that of an item that no actor survives.
@@ -114,26 +128,42 @@ class WorkerPool(Generic[Item, Result]):
     def _hand_out(self, backlog: deque[Item]) -> None:
         """Give each actor two portions: one to work on, one to begin with at once.
 
-        What is handed out again is worked on alone: if the actor dies, nothing else can be the cause.
+        What is handed out again is the only work of its actor: if that dies, no other portion of it can be the cause.
         """
         for depth in (1, 2):
             for slot in self.slots:
-                if slot.starting or len(slot.work) >= depth or not (self.again or backlog):
+                if slot.starting or len(slot.work) >= depth:
                     continue
                 if slot.work and (self.again or any(portion.again for portion in slot.work.values())):
                     continue
-                if self.again:
-                    portion = self.again.popleft()
-                else:
+                portion = self._next_again()
+                if portion is None and backlog:
                     # Towards the end portions shrink, so that all actors end at about the same time.
                     size = max(1, min(self.portion, len(backlog) // (2 * self.count)))
                     portion = _Portion([backlog.popleft() for _ in range(size)])
-                slot.work[slot.actor.work.remote(portion.items, portion.again)] = portion
+                if portion is not None:
+                    slot.work[slot.actor.work.remote(portion.items, portion.again)] = portion
+
+    def _next_again(self) -> _Portion[Item] | None:
+        """What to hand out again now, if anything.
+
+        An item has its last chance while nothing else is tried again: of processes on one machine, the system may end
+        another one than that which uses up the memory.
+        """
+        tried = [portion for slot in self.slots for portion in slot.work.values() if portion.again]
+        for portion in self.again:
+            if not tried or not (portion.last_chance or any(each.last_chance for each in tried)):
+                self.again.remove(portion)
+                return portion
+        return None
 
     def _started(self, slot: _Slot[Item]) -> None:
         try:
-            self.ray.get(slot.starting)
-            slot.starting, slot.failed_starts = None, 0
+            process = self.ray.get(slot.starting)
+            if slot.blamed is not None and process == slot.process and slot.blamed.forgiven < ATTEMPTS:
+                slot.blamed.attempts -= 1  # it lives: only the connection broke
+                slot.blamed.forgiven += 1
+            slot.starting, slot.failed_starts, slot.process, slot.blamed = None, 0, process, None
             return
         except self.ray.exceptions.RayActorError as error:
             slot.failed_starts += 1
@@ -167,8 +197,10 @@ class WorkerPool(Generic[Item, Result]):
                 else:
                     left += [portion] if other == ref else []
             first, *others = left
-            slot.work = {}
+            slot.work, slot.blamed = {}, first
             slot.starting = slot.actor.ready.remote()
+            for portion in others:  # if an answer was lost, the actor had begun with them
+                portion.again = True
             self.again.extend(others)
             yield from self._blame(first, DIED.format(ATTEMPTS), give_up)
         except errors.RayTaskError as error:
@@ -182,13 +214,14 @@ class WorkerPool(Generic[Item, Result]):
 
     def _blame(self, portion: _Portion[Item], cause: str, give_up: Callable[[Item, str], Result]) -> Iterator[Result]:
         """Hand a portion out again: first as it is, then item by item, and in the end not at all."""
-        attempts = portion.attempts + 1
-        if len(portion.items) == 1 and attempts >= ATTEMPTS:
+        if portion.last_chance:
             yield give_up(portion.items[0], cause)
-        elif len(portion.items) > 1 and attempts >= 2:
+            return
+        portion.attempts, portion.again = portion.attempts + 1, True
+        if len(portion.items) > 1 and portion.attempts >= 2:
             self.again.extend(_Portion([item], again=True) for item in portion.items)
         else:
-            self.again.append(_Portion(portion.items, attempts, again=True))
+            self.again.append(portion)
 
 
 def _own_error(cause: Any) -> AllocEmbedError | None:

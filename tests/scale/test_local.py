@@ -50,7 +50,10 @@ def two():
 
 
 def test_every_item_gets_one_result_from_one_of_the_processes(two):
-    done = list(pool(two).run(iter(range(20, 60)), lambda item, cause: (item, cause)))
+    workers = pool(two)
+    for slot in workers.slots:
+        two.get(slot.actor.ready.remote())  # else one may do everything before the other has started
+    done = list(workers.run(iter(range(20, 60)), lambda item, cause: (item, cause)))
     assert sorted(item for item, *_ in done) == list(range(20, 60))
     assert len({pid for _, pid, _ in done}) == 2 and os.getpid() not in {pid for _, pid, _ in done}
     assert {card for *_, card in done} == {"0", "5"}
