@@ -33,6 +33,7 @@ from tests.video_batches import video_batch
 
 FAMILIES = ("qwen2", "qwen25", "qwen3", "qwen3_moe", "qwen35", "gemma", "siglip", "mean_pool")
 CLOSE = 1e-5
+ROUNDING = 3e-6  # of float32 in a unit vector: processors differ in the order of sums
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -80,12 +81,12 @@ def plain_vector(backbone, item) -> torch.Tensor:
 
 def test_scale_one_is_the_models_ordinary_path(backbone):
     item = video(backbone, [(2, 3)] * 4, "what is it?")
-    assert (backbone.embed([item]) - plain_vector(backbone, item)).abs().max() < 1e-6
+    assert (backbone.embed([item]) - plain_vector(backbone, item)).abs().max() < ROUNDING
 
 
 def test_mixed_grids_are_the_models_ordinary_path(backbone):
     item = video(backbone, [(1, 1), (3, 4), (2, 2), (3, 4)], "what is it?")
-    assert (backbone.embed([item]) - plain_vector(backbone, item)).abs().max() < 1e-6
+    assert (backbone.embed([item]) - plain_vector(backbone, item)).abs().max() < ROUNDING
 
 
 @pytest.mark.parametrize("batching", ["pad", "pack"])
@@ -121,13 +122,13 @@ def test_vectors_are_unit_vectors_and_depend_on_pixels_text_and_instruction(back
     assert backbone.embed([]).shape == (0, backbone.dim)
 
 
-def test_a_picture_is_the_models_ordinary_path_at_its_native_size(backbone):
+def test_a_picture_is_the_models_ordinary_path_at_its_native_size(backbone, one_thread):
     embedder = AllocEmbed(backbone, "base", EmbedConfig(budget="2f"))
     clip = read_picture(picture(7, width=200, height=120))
     allocation, item = embedder.prepare_picture(clip, "what is it?")
     native = backbone.inputs.picture_geometry.native(120, 200)
     assert allocation.grids == (native,) and item.prompt.picture
-    assert (backbone.embed([item]) - plain_vector(backbone, item)).abs().max() < 1e-6
+    assert (backbone.embed([item]) - plain_vector(backbone, item)).abs().max() < ROUNDING
     made = embedder.encode_image(clip.frames[0], "what is it?")
     assert np.array_equal(made.vector, backbone.embed([item])[0].numpy()) and made.cost == native.tokens
 
