@@ -1,4 +1,5 @@
-"""Our Triton kernels compile for the cards that they run on. That needs no card; the interpreter shows what they do."""
+"""Our Triton kernels compile for the cards they run on, and stay within their arrays. Neither needs a card: Triton
+brings an assembler and an interpreter."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,62 @@ from triton.compiler import ASTSource  # noqa: E402
 from allocembed.backbones import float8_kernel  # noqa: E402
 from allocembed.backbones.attention import kernel as attention_kernel  # noqa: E402
 from allocembed.video.decoders import colours_kernel  # noqa: E402
+from tests.interpreted import run_interpreted  # noqa: E402
 
 CARDS = (75, 80, 86, 89, 90, 100, 120)  # compute capability, from Turing to Blackwell
 FLOAT8_CARDS = tuple(card for card in CARDS if card >= 89)
 SHARED_BYTES = 227 * 2**10  # of a block on Hopper
+WITHIN_FENCES = """
+import torch
+from tests.interpreted import fenced
+
+plain = torch.empty  # what a kernel fills
+torch.empty = lambda *args, **how: fenced(plain(*args, **how), AT_END)
+"""
+KERNELS = {
+    "colours": """
+from dataclasses import replace
+from allocembed.video.decoders import colours_kernel
+from allocembed.video.decoders.colours import Colours, Scaling
+from tests.video.test_colours import surface
+
+colours_kernel.BLOCK = 128
+for bits, (height, coded), width, place in (
+    (8, (6, 130), 130, None),
+    (8, (12, 68), 100, (64, 128)),
+    (8, (8, 68), 20, (128, 64)),
+    (10, (8, 68), 68, (64, 192)),
+):
+    colours, given = Colours(5, False, bits), fenced(surface(height, coded, bits), AT_END)
+    scaling = Scaling.of((height, coded), width, place=place) if place else None
+    wanted = colours.to_rgb(given, scaling)
+    if scaling:
+        pairs = {name: getattr(scaling, name) for name in ("luma", "chroma", "rows")}
+        pairs = {name: tuple(fenced(each, AT_END) for each in pair) for name, pair in pairs.items()}
+        made = colours_kernel.scale(given, colours, replace(scaling, **pairs))
+    else:
+        made = colours_kernel.to_rgb(given, colours)
+    assert made.equal(wanted)
+""",
+    "float8": """
+from allocembed.backbones import float8_kernel
+
+for width in (5, 144, 1104):
+    rows = fenced(torch.randn(5, width), AT_END)
+    float8_kernel.round_rows(rows, torch.float32, 448.0, 1e-12)
+    float8_kernel.round_rows(rows[:, :3], torch.float32, 448.0, 1e-12)
+""",
+    "attention": """
+from allocembed.backbones.attention import kernel
+
+for lengths in ([70, 33, 5], [64, 128], [1, 65]):
+    bounds = fenced(torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), AT_END)
+    together = fenced(torch.randn(sum(lengths), 3, 2, kernel.HEAD), AT_END)
+    apart = [fenced(torch.randn(sum(lengths), 2, kernel.HEAD), AT_END) for _ in range(3)]
+    for tensors in (together.unbind(1), apart):
+        kernel.attend(*tensors, bounds, max(lengths), None)
+""",
+}
 
 
 @pytest.fixture
@@ -70,3 +123,10 @@ def test_rows_attend_on_hopper(compiled, kind: str) -> None:
     made = compiled(attention_kernel._attend, 90, arguments, **tile)
     assert "wgmma" in made.asm["ptx"], "Hopper's own instructions"
     assert made.metadata.shared <= SHARED_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_end", [True, False], ids=["behind", "in front"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_stays_within_its_arrays(name: str, at_end: bool) -> None:
+    run_interpreted(f"AT_END = {at_end}" + WITHIN_FENCES + KERNELS[name])

@@ -213,7 +213,19 @@ def test_pictures_that_ffmpeg_converts_in_another_way_are_left_to_it(tmp_path, m
     path, gpu = make(tmp_path, name), card()
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
         assert np.array_equal(fast.sample(3).frames.numpy(), plain.sample(3).frames)
-    assert "another way" in next(iter(gpu.declined))
+    assert "unlike FFmpeg" in next(iter(gpu.declined))
+
+
+def test_a_card_that_converts_wrongly_is_left_alone(tmp_path, monkeypatch):
+    """As by a kernel that a compiler has spoilt. That is noticed before its first picture is used."""
+    exact = colours.Colours.to_rgb
+    monkeypatch.setattr(display, "_equal", {})
+    monkeypatch.setattr(display, "_noise_in_rgb", display._noise_in_rgb.__wrapped__)
+    monkeypatch.setattr(colours.Colours, "to_rgb", lambda *given: exact(*given) ^ 1)
+    path, gpu = make(tmp_path, "b_frames.mp4"), card()
+    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        assert np.array_equal(fast.sample(3).frames, plain.sample(3).frames)
+    assert "unlike FFmpeg" in next(iter(gpu.declined))
 
 
 def test_frames_from_which_no_other_is_made_are_spared(tmp_path):

@@ -21,8 +21,8 @@ FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
 PLACES = [(across, down) for down in (MIDDLE, 64, 192) for across in (64, MIDDLE)]
 """Where chroma may lie: on every second column or between two, and between two rows or on one of them."""
 ROWS = 14  # of the noise that is compared: enough for all taps down, which are the same for every height above
-_equal: dict[tuple[str, int, Colours], bool] = {}
-"""Whether pictures that are not scaled come out as FFmpeg's, by format, width and colours."""
+_equal: dict[tuple[str, int, Colours, torch.device], bool] = {}
+"""Whether pictures that are not scaled come out as FFmpeg's, by format, width, colours and card."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,23 @@ def _find_scaling(
 ) -> Scaling | None:
     """How FFmpeg scales pictures like this one to `width`. None if it does not.
 
-    FFmpeg converts differently on some processors, and PyAV does not tell where chroma lies. So a picture of noise is
-    converted both ways. If none of ours gives FFmpeg's picture, CannotDecodeHere is raised.
+    FFmpeg converts differently on some processors, PyAV does not tell where chroma lies, and a compiler may err
+    on a new card. So a picture of noise is converted both ways, ours on the device. If none gives FFmpeg's picture,
+    CannotDecodeHere is raised.
     """
     if colours.bits == 8 and width == frame.width:
-        kind = frame.format.name, width, colours
+        kind = frame.format.name, width, colours, device
         if kind not in _equal:
-            _equal[kind] = np.array_equal(_noise_by_ffmpeg(decoder, frame, colours.bits), _noise_in_rgb(width, colours))
+            expected = _noise_by_ffmpeg(decoder, frame, colours.bits)
+            _equal[kind] = np.array_equal(expected, _noise_in_rgb(width, colours, device))
         if _equal[kind]:
             return None
     else:
         expected = _noise_by_ffmpeg(decoder, frame, colours.bits)
         for place in PLACES:
-            if np.array_equal(expected, _noise_in_rgb(frame.width, colours, width, place)):
+            if np.array_equal(expected, _noise_in_rgb(frame.width, colours, device, width, place)):
                 return Scaling.of((frame.height, frame.width), width, place=place, device=device)
-    raise CannotDecodeHere(f"{frame.format.name} that FFmpeg converts in another way")
+    raise CannotDecodeHere(f"{frame.format.name} that the card converts unlike FFmpeg")
 
 
 def _noise_by_ffmpeg(decoder: PyAVDecoder, frame: VideoFrame, bits: int) -> np.ndarray:
@@ -115,15 +117,16 @@ def _noise_by_ffmpeg(decoder: PyAVDecoder, frame: VideoFrame, bits: int) -> np.n
 
 @lru_cache(maxsize=64)
 def _noise_in_rgb(
-    coded: int, colours: Colours, width: int | None = None, place: tuple[int, int] = PLACES[0]
+    coded: int, colours: Colours, device: torch.device, width: int | None = None, place: tuple[int, int] = PLACES[0]
 ) -> np.ndarray:
-    """The same noise, as we convert what a card would give. It is scaled to `width`, if that is given."""
+    """The same noise, as the device converts what it decodes. It is scaled to `width`, if that is given."""
     luma, *both = _noise(coded, colours.bits)
     surface = np.concatenate([luma, np.stack(both, -1).reshape(ROWS // 2, -1)])
     if colours.bits > 8:
         surface <<= 16 - colours.bits
-    scaling = None if width is None else Scaling.of((ROWS, coded), width, place=place)
-    return colours.to_rgb(torch.from_numpy(surface), scaling).numpy()
+    with HardwareError.wrapped():
+        scaling = None if width is None else Scaling.of((ROWS, coded), width, place=place, device=device)
+        return colours.to_rgb(torch.from_numpy(surface).to(device), scaling).cpu().numpy()
 
 
 def _noise(width: int, bits: int) -> list[np.ndarray]:
