@@ -67,7 +67,7 @@ class Study:
     ) -> None:
         self.backbone, self.budget, self.candidates = backbone.with_patch_product(), Budget.parse(budget), candidates
         self.whole, self.looks = whole, {}
-        self.encoder = RolloutEncoder(self.backbone, 262_144)
+        self.encoder = RolloutEncoder(self.backbone, 262_144, query_instruction=self.backbone.query_instruction)
         self.learned = Learned.from_pretrained(allocator, backbone) if allocator else None
 
     def render(self, videos: nano.VideoSet, members: np.ndarray) -> Videos:

@@ -91,6 +91,9 @@ class TrainConfig(RewardOptions):
     """What a good allocation must find: text, the caption or answer; video, the video's own vector at full resolution
     instead of captions. A video without a text has its own vector as target in any case; an answer to a question
     stays the target of that question."""
+    target_prompt: Literal["query", "none"] = "query"
+    """How a target without a question is embedded: query, as a search sentence, with the backbone's prompt for them, as
+    in search; none, the bare text, as VLM2Vec's training embeds captions."""
     own_reward: Literal["cosine", "validated", "success", "gap"] = "cosine"
     """The `reward` of examples whose target is their own vector. Among other videos it is nearly always found, so ranks
     say little."""
@@ -182,7 +185,7 @@ class TrainConfig(RewardOptions):
     mixture: tuple[float, float, float] = (0.6, 0.2, 0.2)
     """Shares of the world's examples whose target is one moment, the whole video, the answer to a question."""
     validation: int = 512
-    """Examples held out for validation; of a folder of videos at most a fifth."""
+    """Examples held out for validation; of a folder of videos at most a fifth. 0 for all of `validation_data`."""
     validation_data: str = ""
     """A .jsonl file of validation examples, of which the first `validation` are used, with videos in the same folder.
     None of its videos is trained on. Default: some of the training data."""
@@ -206,12 +209,16 @@ class TrainConfig(RewardOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = ("steps", "examples", "mini_batch", "micro_batch", "validate_every", "save_every", "validation")
+        positive = ("steps", "examples", "mini_batch", "micro_batch", "validate_every", "save_every")
         self._check(lambda value: value >= 1, "at least 1", *positive)
         self._check(lambda value: value >= 1, "at least 1", "batch_tokens", "workers", "preview_tokens", "pool")
         self._check(lambda value: value > 0, "greater than 0", "learning_rate", "gradient_clip")
         not_negative = ("seed", "warmup", "weight_decay", "global_negatives", "queue", "search_rounds", "minutes")
         self._check(lambda value: value >= 0, "0 or more", *not_negative, "save_minutes", "clip_low", "clip_high")
+        if self.validation < (0 if self.validation_data else 1):
+            raise ConfigError(
+                f"validation must be at least 1, not {self.validation}; with --validation-data, 0 means all of it"
+            )
         self._check(lambda value: value >= 2, "at least 2, because rollouts are compared with each other", "rollouts")
         self._check(lambda value: 0 <= value < 1, "a fraction from 0 to below 1", "averaging")
         self._check(lambda value: 0 <= value <= 1, "a fraction of the steps, from 0 to 1", "decay")

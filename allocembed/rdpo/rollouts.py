@@ -138,16 +138,24 @@ class RolloutEncoder:
     """Embeds allocations of videos, and texts, with a frozen backbone."""
 
     def __init__(
-        self, backbone: Backbone, batch_tokens: int = 65536, *, share: bool = True, timer: StepTimer | None = None
+        self,
+        backbone: Backbone,
+        batch_tokens: int = 65536,
+        *,
+        query_instruction: str | None = None,
+        share: bool = True,
+        timer: StepTimer | None = None,
     ) -> None:
-        """`share=False` runs the vision tower for every rollout on its own; for comparison only."""
+        """Queries are embedded with `query_instruction`. `share=False` runs the vision tower for every rollout on its
+        own; for comparison only."""
         self.on_videos: Callable[[int], None] = lambda count: None  # called with the number of videos embedded at once
         self.backbone, self.batch_tokens, self.share = backbone, batch_tokens, share
+        self.query_instruction = query_instruction
         self.timer = timer or StepTimer(backbone.device)
 
     def texts(self, texts: Sequence[str], queries: Sequence[bool]) -> Tensor:
-        """Unit vectors (N, dim), fp32 on the device; queries get the backbone's query instruction."""
-        instruction = self.backbone.query_instruction
+        """Unit vectors (N, dim), fp32 on the device; queries get the query instruction."""
+        instruction = self.query_instruction
         items = [Item(Prompt(text, instruction if query else None)) for text, query in zip(texts, queries, strict=True)]
         return self.backbone.embed(items, batch_tokens=self.batch_tokens).to(self.backbone.device)
 

@@ -64,7 +64,8 @@ class Trainer:
         self.config, self.processes, self.source = config, processes, source
         self.backbone, self.previewer, self.device = backbone, previewer, backbone.device
         self.timer = StepTimer(self.device, exact=config.timings)
-        self.encoder = RolloutEncoder(backbone, config.batch_tokens, timer=self.timer)
+        prompt = backbone.query_instruction if config.target_prompt == "query" else None
+        self.encoder = RolloutEncoder(backbone, config.batch_tokens, query_instruction=prompt, timer=self.timer)
         self.policy = make_policy(config, previewer)
         self.averaged = AveragedModel(self.policy, multi_avg_fn=self._move_mean) if config.averaging else None
         # The mean is copied before the weights are sharded, then sharded alike.
@@ -87,7 +88,7 @@ class Trainer:
     def prepare(self, stream: int, step: int) -> Any:
         """The host's part of a training batch, or of the validation set."""
         config = self.config
-        count, choice = config.validation, 0
+        count, choice = config.validation or len(self.source.held), 0
         if stream == TRAINING:
             count = config.examples
             choice = int(np.random.default_rng([config.seed, stream, step]).integers(len(config.settings)))

@@ -13,7 +13,7 @@ from allocembed.policy.scale_policy import SIZES
 from allocembed.rdpo.config import FREE_TO_CHANGE, PRESETS, RewardOptions, TrainConfig, make_config
 
 
-def test_the_default_has_a_name_of_its_own_and_differs_from_the_paper_in_three_options():
+def test_the_default_has_a_name_of_its_own_and_differs_from_the_paper_in_four_options():
     default, paper = make_config({}), make_config({}, preset="paper")
     assert default == TrainConfig() == make_config({}, preset="allocembed")
     mine, theirs = default.as_dict(), paper.as_dict()
@@ -22,6 +22,7 @@ def test_the_default_has_a_name_of_its_own_and_differs_from_the_paper_in_three_o
         "budget_mode": ("projected", "soft"),
         "cost": ("tokens", "scale"),
         "policy_head": ("bounded", "softplus"),
+        "target_prompt": ("query", "none"),
     }
 
 
@@ -39,6 +40,7 @@ def test_the_paper_preset_states_all_that_the_paper_does_whatever_the_defaults_b
     stated = tomllib.loads(PRESETS["paper"].read_text())
     open_ones = {"seed", "warmup", "decay", "weight_decay", "gradient_clip", "epsilon"}
     assert {"steps", "gamma", "budget_mode", "policy_head", "cost", "reward", "rollouts"} <= set(stated)
+    assert {"search_rounds", "queue", "ladder", "start_from", "training_pixels", "target_prompt"} <= set(stated)
     assert not open_ones & set(stated), "the paper states none of these"
 
 
@@ -93,6 +95,8 @@ def test_a_saved_config_makes_the_same_run(tmp_path, preset):
         ({"mixture": [0.5, 0.2, 0.2]}, "must add up to 1"),
         ({"rollouts": 1}, "at least 2"),
         ({"examples": 0}, "examples must be at least 1"),
+        ({"validation": 0}, "with --validation-data, 0 means all of it"),
+        ({"validation": -1, "validation_data": "held.jsonl"}, "validation must be at least 1, not -1"),
         ({"learning_rate": float("nan")}, "learning_rate must be greater than 0"),
         ({"decay": 2.0}, "a fraction of the steps"),
         ({"budget_mode": "hard"}, "must be projected or soft"),

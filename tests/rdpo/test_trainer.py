@@ -1,5 +1,6 @@
 """One step of the trainer: what it samples, ranks and changes; and that steps add up to learning."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from allocembed import world
+from allocembed.backbones.base import Item, Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import ASSETS
 from allocembed.budget import Budget
@@ -15,6 +17,7 @@ from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.rdpo.data import world as world_data
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, TrainingBatch, TrainingExample
+from allocembed.rdpo.data.jsonl import JsonlSource
 from allocembed.rdpo.run import TrainingRun
 from allocembed.world.timeline import Scene
 from tests.small_runs import furthest, lines, small_trainer
@@ -61,6 +64,27 @@ def test_answers_are_ranked_among_answers_where_that_is_asked_for(backbone, tmp_
     mixed = small_trainer(backbone, tmp_path, like_with_like=False)
     assert not len(mixed.candidates.options(batch, beyond=batch.targets))
     assert torch.equal(mixed.candidates.negatives(batch, range(4), batch.targets), ~torch.eye(4, dtype=torch.bool))
+
+
+def test_captions_may_be_targets_without_the_prompt_of_queries(backbone, tmp_path):
+    prompted, bare = (small_trainer(backbone, tmp_path, target_prompt=kind) for kind in ("query", "none"))
+    texts = ["a red car drives by", "a blue boat"]
+    expected = backbone.embed([Item(Prompt(text, backbone.query_instruction)) for text in texts])
+    assert torch.equal(prompted.candidates.embed_texts(texts, [True, True]), expected)
+    expected = backbone.embed([Item(Prompt(text)) for text in texts])
+    assert torch.equal(bare.candidates.embed_texts(texts, [True, True]), expected)
+    assert (prompted.candidates.bank[1] - bare.candidates.bank[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("validation", "used"), [(0, 3), (2, 2), (9, 3)])
+def test_zero_validation_examples_are_all_of_their_file(backbone, tmp_path, validation, used):
+    for name, videos in (("train", "ab"), ("held", "cde")):
+        lines = [json.dumps({"video": video, "caption": f"video {video}"}) for video in videos]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    held = tmp_path / "held.jsonl"
+    trainer = small_trainer(backbone, tmp_path, validation=validation, validation_data=str(held))
+    trainer.source = JsonlSource(tmp_path / "train.jsonl", tmp_path, held=held)
+    assert len(trainer.prepare(VALIDATION, 0).examples) == used
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(backbone, tmp_path, monkeypatch):

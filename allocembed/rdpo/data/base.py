@@ -5,7 +5,7 @@ Everything a source gives depends on the seed and the step alone, so every proce
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -121,6 +121,8 @@ class Source(ABC):
     """Texts of the corpus that answer a question."""
     skipped: list[str]
     """What could not be read, with the reason."""
+    held: Sequence[Any] = ()
+    """Validation examples, if the source has a list of them."""
 
     @abstractmethod
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> Any:
