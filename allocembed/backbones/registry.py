@@ -262,6 +262,18 @@ def check_backbone(name: str, inputs: str | None = None) -> None:
     raise BackboneError(f"{missing}{hint}: use one of {', '.join(REGISTRY)}, a local folder, or a hub id (owner/name)")
 
 
+def split_inputs(name: str) -> tuple[str, str | None]:
+    """A backbone and the input pipeline that stands behind it, if any, as benchmarks take them: NAME:INPUTS.
+
+    >>> split_inputs("vlm2vec-qwen2vl-7b:vlm2vec-v2"), split_inputs("you/unknown"), split_inputs("C:/models/mine")
+    (('vlm2vec-qwen2vl-7b', 'vlm2vec-v2'), ('you/unknown', None), ('C:/models/mine', None))
+    """
+    model, colon, inputs = name.rpartition(":")
+    if not colon or set(inputs) & set("/\\") or is_folder(name):
+        return name, None
+    return model, inputs
+
+
 def same_model(one: str, other: str) -> bool:
     """Whether two names mean one model: equal sources, or names of one folder.
 

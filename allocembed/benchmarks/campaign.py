@@ -148,7 +148,7 @@ class _Campaign:
         request, processes = self.request, self.processes
         for name, title in short_titles(request.backbones).items():
             backbone, allocators = _load(name, request, processes)
-            embedders = make_embedders(request.sweep, backbone, allocators, request.config)
+            embedders = make_embedders(request.sweep, backbone, allocators, request.settings_of(name)[1])
             evaluation = Evaluation(
                 embedders, self.tasks, request.cache, digests=self.digests, processes=processes, shard=shard
             )
@@ -164,12 +164,14 @@ def run_nano(request: NanoRequest, *, progress: ShowProgress | None = None) -> C
     if request.sweep:
         make_room(request.out / "sweep.json")
     found: dict[str, list[Score]] = {}
-    config, titles = request.config, short_titles(request.backbones)
+    titles = short_titles(request.backbones)
     # All are loaded first, so that a wrong one is found before any is measured. Their notice is not given: NanoRet is
     # the world that they know.
-    backbones = {title: _load_backbone(name, config, config.device) for name, title in titles.items()}
+    settings = {title: request.settings_of(name) for name, title in titles.items()}
+    backbones = {title: _load_backbone(*each, request.config.device) for title, each in settings.items()}
     for title, backbone in backbones.items():
-        embedders = make_embedders(request.sweep, backbone, load_allocators(request.methods, backbone), config)
+        allocators, (_, config) = load_allocators(request.methods, backbone), settings[title]
+        embedders = make_embedders(request.sweep, backbone, allocators, config)
         with progress(title) if progress else nullcontext() as line:
             update = line.update if line else None
             found[title] = nano.evaluate_embedders(
@@ -213,7 +215,7 @@ def load_allocators(methods: Sequence[str], backbone: Backbone) -> dict[str, All
 
 def _load(name: str, request: BenchmarkRequest, processes: Processes) -> tuple[Backbone, dict[str, Allocator]]:
     """A backbone and its allocators by label; a single learned one is called `learned`, as in the paper's tables."""
-    backbone = _load_backbone(name, request.config, processes.device)
+    backbone = _load_backbone(*request.settings_of(name), processes.device)
     if backbone.notice and processes.first:
         logger.warning(backbone.notice)
     found = load_allocators(request.methods, backbone)

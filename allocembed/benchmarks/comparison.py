@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from allocembed.backbones.registry import same_model
+from allocembed.backbones.registry import same_model, split_inputs
 from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.paper import HEADINGS, TITLES, TRANSFER, Benchmark, PublishedScores
@@ -33,6 +34,11 @@ class Comparison:
     outcomes: Sequence[TaskOutcome]
     failures: Sequence[str] = ()
     notes: Sequence[str] = ()
+
+    @property
+    def model(self) -> str:
+        """The backbone's name without its inputs."""
+        return split_inputs(self.backbone)[0]
 
     @property
     def tasks(self) -> list[str]:
@@ -57,6 +63,10 @@ class Comparison:
     def scores(self) -> list[Score]:
         return [outcome.score for outcome in self.outcomes]
 
+    def tokens(self, method: str) -> float:
+        """Mean visual tokens of a video, averaged over the tasks."""
+        return fmean(outcome.tokens for outcome in self.outcomes if outcome.score.method == method)
+
     @property
     def all_notes(self) -> list[str]:
         """What a reader of the numbers must know, each note once; those of tasks begin with the task's name."""
@@ -65,7 +75,7 @@ class Comparison:
 
     def published(self, method: str) -> PublishedScores | None:
         """The paper's line for this backbone, under any of its names, and a method."""
-        lines = next((lines for name, lines in self.benchmark.published.items() if same_model(name, self.backbone)), {})
+        lines = next((lines for name, lines in self.benchmark.published.items() if same_model(name, self.model)), {})
         return lines.get(method)
 
     def published_average(self, published: PublishedScores) -> float:
@@ -95,6 +105,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         lines[summary.method] = {
             "average": round(summary.averages[AVERAGE], 4),
             "cost": round(summary.cost, 6),
+            "tokens": round(comparison.tokens(summary.method), 2),
             "over_budget": summary.over_budget,
             "paper": comparison.published_average(published) if published else None,
         }
@@ -110,7 +121,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def markdown(comparison: Comparison) -> str:
     """The table for a document."""
-    heads = ["method", *comparison.tasks, "avg.", "cost", "over budget"]
+    heads = ["method", *comparison.tasks, "avg.", "cost", "tokens", "over budget"]
     notes = comparison.all_notes
     if comparison.failures:
         notes += [f"cannot read {len(comparison.failures):,} videos: {'; '.join(comparison.failures[:5])}"]
@@ -139,7 +150,7 @@ def transfer_lines(comparisons: Sequence[Comparison]) -> list[list[str]]:
     name = comparisons[0].benchmark.name
     lines = [["model", "method", "Base", "gain", "cost", "paper's gain", "paper's cost"]]
     for comparison in comparisons:
-        paper = next((TRANSFER[key][name] for key in TRANSFER if same_model(key, comparison.backbone)), None)
+        paper = next((TRANSFER[key][name] for key in TRANSFER if same_model(key, comparison.model)), None)
         if (base := comparison.base) is None:
             continue
         for summary in comparison.summaries:
@@ -152,11 +163,12 @@ def transfer_lines(comparisons: Sequence[Comparison]) -> list[list[str]]:
 
 
 def _lines(comparison: Comparison, bold: str, italic: str) -> Iterator[list[str]]:
-    """Cells of each method: Hit@1 per task, average, cost, videos over budget; beneath it the paper's line, if any."""
+    """Cells of each method: Hit@1 per task, average, cost, tokens, videos over budget; beneath it the paper's line."""
     summaries = comparison.summaries
     for summary, cells in zip(summaries, show_hits(summaries, bold, digits=2), strict=True):
         title = TITLES.get(summary.method, summary.method)
-        yield [title, *cells, f"{summary.cost:.3f}×", f"{summary.over_budget:,}"]
+        tokens = f"{comparison.tokens(summary.method):,.0f}"
+        yield [title, *cells, f"{summary.cost:.3f}×", tokens, f"{summary.over_budget:,}"]
         if published := comparison.published(summary.method):
             average = comparison.published_average(published)
             gain = comparison.published_gain(summary.method)
@@ -164,13 +176,13 @@ def _lines(comparison: Comparison, bold: str, italic: str) -> Iterator[list[str]
             hits = [f"{published.hits[task]:.2f}" for task in comparison.tasks]
             # The paper's cost is over all tasks, so beside some of them it would mislead.
             cost = f"{published.cost:.3f}×" if comparison.is_complete else ""
-            cells = ["paper", *hits, f"{average:.2f}{change}", cost, ""]
+            cells = ["paper", *hits, f"{average:.2f}{change}", cost, "", ""]
             yield [italic.format(cell) if cell else "" for cell in cells]
 
 
 def _latex_lines(comparison: Comparison) -> Iterator[list[str]]:
     paper = r"\textit{paper}"
-    for title, *cells, _ in _lines(comparison, r"\textbf{{{}}}", r"\textit{{{}}}"):
+    for title, *cells, _, _ in _lines(comparison, r"\textbf{{{}}}", r"\textit{{{}}}"):
         name = rf"\quad{paper}" if title == paper else _escape(title)
         yield [name, *(cell.replace("×", r"$\times$") for cell in cells)]
 

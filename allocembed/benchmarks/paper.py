@@ -1,4 +1,4 @@
-"""The paper's own numbers, to compare with ours: tables 1, 3, 6 and 8 of "Allocate Before You Embed"."""
+"""The paper's own numbers, to compare with ours: tables 1, 3, 5 and 7 of "Allocate Before You Embed"."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,12 @@
 """What to evaluate. Creating a request checks every name at once; importing this module does not import torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from allocembed.allocators.registry import ALL_METHODS, check_allocator
-from allocembed.backbones.registry import check_backbone
+from allocembed.backbones.registry import check_backbone, split_inputs
 from allocembed.benchmarks import longret, mmeb_v2
 from allocembed.benchmarks.paper import BENCHMARKS, TRANSFER
 from allocembed.benchmarks.shards import Shard
@@ -35,8 +35,9 @@ class EvaluationRequest:
     """Methods, or folders or hub ids of learned allocators. Default: all methods; for a sweep or a transfer, those of
     the paper's figure or table."""
     backbones: Sequence[str] = ()
-    """Short name, hub id or folder. Repeat the option for several. Default: vlm2vec-v2-2b, and nano-qwen3 for NanoRet;
-    for a transfer, the four models of the paper."""
+    """Short name, hub id or folder. Repeat the option for several. NAME:INPUTS gives one of them other inputs, such as
+    vlm2vec-qwen2vl-7b:vlm2vec-v2. Default: vlm2vec-v2-2b, and nano-qwen3 for NanoRet; for a transfer, the four models
+    of the paper."""
     config: EmbedConfig = field(default_factory=EmbedConfig)
     """Settings of all embedders; `backbone` and `allocator` come from the two fields above."""
     sweep: SweepOver | None = None
@@ -53,9 +54,15 @@ class EvaluationRequest:
         for method in names["methods"]:
             check_allocator(method)
         for backbone in names["backbones"]:
-            check_backbone(backbone, self.config.inputs)
+            model, config = self.settings_of(backbone)
+            check_backbone(model, config.inputs)
         for name, value in names.items():
             object.__setattr__(self, name, value)
+
+    def settings_of(self, backbone: str) -> tuple[str, EmbedConfig]:
+        """The model that one of `backbones` names, and its settings, with the inputs that stand behind the name."""
+        model, inputs = split_inputs(backbone)
+        return model, replace(self.config, inputs=inputs or self.config.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)

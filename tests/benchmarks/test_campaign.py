@@ -58,6 +58,7 @@ def test_results_are_written_beside_the_papers(qwen2_folder, data, tmp_path, mon
     assert [(row["method"], row["subset"]) for row in found["rows"]][:2] == [("base", "NExTQA"), ("base", "MSR-VTT")]
     first = found["rows"][1]
     assert first["n"] == 6 and first["cost"] == 1 and first["paper"] == 28.30 and first["tokens"] == 12
+    assert found["methods"]["base"]["tokens"] == 12 and found["methods"]["full"]["tokens"] == 24
     assert found["methods"]["full"]["cost"] == 2 and found["methods"]["full"]["over_budget"] == 11
     assert found["methods"]["base"]["paper"] == round((28.30 + 20.92) / 2, 2)
     assert "MSR-VTT: 6 queries, where 1,000 were published" in found["notes"]
@@ -126,6 +127,14 @@ def test_the_transfer_table_has_every_backbone_beside_the_paper(qwen2_folder, qw
     assert "paper's gain" in table and "1.000× = 2 frames at native size" in table
 
 
+def test_one_of_several_backbones_may_have_other_inputs(qwen2_folder, qwen3_folder, data, tmp_path):
+    names = [qwen2_folder, f"{qwen2_folder}:vlm2vec-v1", qwen3_folder]
+    results = campaign(data, tmp_path, *names, tasks=["MSR-VTT"], limit=2, methods=["base"])
+    assert [each["backbone"] for each in results.json["results"]] == [str(name) for name in names]
+    tokens = [each["rows"][0]["tokens"] for each in results.json["results"]]
+    assert tokens[0] != tokens[1] == 35 * 35  # the one chunk of two frames, as a square
+
+
 def test_a_transfer_without_an_allocator_is_refused(qwen2_folder, data, tmp_path):
     with pytest.raises(PolicyError, match="no allocator to compare with Base"):
         campaign(data, tmp_path, qwen2_folder, tasks=["MSR-VTT"], transfer=True)
@@ -168,7 +177,7 @@ def test_cost_and_videos_over_budget_are_seen_without_scrolling(tmp_path):
     page = save_page([found], "", [], [], tmp_path / "report.html")
     with Chromium(tmp_path / "profile", 1400, 900) as browser:
         browser.go(page.as_uri())
-        assert browser.run("document.querySelectorAll('th').length") == 14
+        assert browser.run("document.querySelectorAll('th').length") == 15
         width = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('#tables'))"
         assert browser.run(width) == 0 == browser.run("Math.max(0, document.documentElement.scrollWidth - innerWidth)")
 

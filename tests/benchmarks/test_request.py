@@ -40,6 +40,8 @@ def test_nano_requests_have_their_own_usual_names():
         ({"tasks": ["MSVDD"]}, "did you mean MSVD?"),
         ({"methods": ["uniforn"]}, "did you mean uniform?"),
         ({"backbones": ["vlm2vec-v2-2c"]}, "did you mean vlm2vec-v2-2b?"),
+        ({"backbones": ["vlm2vec-qwen2vl-7b:vlm2vec-v3"]}, "did you mean vlm2vec-v"),
+        ({"backbones": ["qwen3-vl-embedding-2b:gme"]}, "has no inputs 'gme'"),
         ({"benchmark": "mmeb"}, "unknown benchmark 'mmeb'"),
         ({"sweep": "frames", "transfer": True}, "separate runs"),
         ({"shard": "3/2"}, "write I/N, with I from 1 to N"),
