@@ -7,7 +7,6 @@ hold: files that have a row are not looked at, and contents that have vectors on
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError, SearchError
@@ -58,13 +58,13 @@ class IndexWorker:
 
         limit_cores(cores)
         torch.set_num_threads(cores)
-        self.commit, self.readers = commit, readers
+        self.process, self.commit, self.readers = uuid4().hex, commit, readers
         self.index = VideoIndex.open(uri, config)
         self.embedder: AllocEmbed = self.index.embedder
 
-    def ready(self) -> int:
-        """The id of the process, once the model is loaded."""
-        return os.getpid()
+    def ready(self) -> str:
+        """A value that no other process returns, once the model is loaded."""
+        return self.process
 
     def work(self, files: Sequence[FileEntry], again: bool = False) -> list[FileOutcome]:
         """Embed files that have new content; one outcome for each file. The table tells what is new, also `again`."""

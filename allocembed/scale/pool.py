@@ -2,8 +2,10 @@
 
 An actor that dies is started again by Ray, and what it had not finished is handed out again. An item that kills its
 actor again and again is given up, alone: it gets a result that says so. Another one must not be given up in its place,
-so two causes are ruled out: a connection that broke, and a neighbour that used up the memory of the machine. Memory of
-the driver does not grow with the number of items.
+so two causes are ruled out: a connection that broke, which is known once the actor answers again, and a neighbour that
+used up the memory of the machine: an item has its last chance while nothing else is under way.
+
+Memory of the driver does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class _Portion(Generic[Item]):
     """Deaths or failures so far."""
     again: bool = False
     """Whether an actor has had it before: it may have done a part of it, or have died of it."""
-    forgiven: int = 0
-    """How often it was blamed for the death of an actor that was alive."""
+    unanswered: int = 0
+    """How often its answer was lost though the actor was alive."""
 
     @property
     def last_chance(self) -> bool:
@@ -58,13 +60,14 @@ class _Slot(Generic[Item]):
     failed_starts: int = 0
     process: Any = None
     """What `ready` returned."""
-    blamed: _Portion[Item] | None = None
-    """What the actor was blamed to have died of, before it is known whether it died."""
+    suspect: _Portion[Item] | None = None
+    """What the actor may have died of, until it is known whether it died."""
     work: dict[Any, _Portion[Item]] = field(default_factory=dict)
 
 
 class WorkerPool(Generic[Item, Result]):
-    """Actors of one class, which has the methods `work(items, again) -> results` and `ready() -> process`: its id."""
+    """Actors of one class, which has the methods `work(items, again) -> results` and `ready() -> process`: a value
+    that no other process returns."""
 
     def __init__(self, cluster: Cluster, kind: type, *arguments: Any, portion: int = PORTION) -> None:
         """Start actors with these arguments. At most `portion` items, or 64 if that is more, are handed out at once."""
@@ -74,6 +77,8 @@ class WorkerPool(Generic[Item, Result]):
         actor = cluster.ray.remote(kind).options(**self.needs, max_restarts=-1, max_task_retries=0)
         self.slots: list[_Slot[Item]] = [_Slot(actor.remote(*arguments)) for _ in range(cluster.workers)]
         self.again: deque[_Portion[Item]] = deque()
+        self.last: deque[_Portion[Item]] = deque()
+        """Items that have their last chance when all others are done."""
         self.restarts = 0
         """How often an actor has not answered, nearly always because it died."""
 
@@ -90,7 +95,8 @@ class WorkerPool(Generic[Item, Result]):
             backlog.extend(islice(items, max(0, 2 * self.count * self.portion - len(backlog))))
             self._hand_out(backlog)
             waiting = [ref for slot in self.slots for ref in ([slot.starting] if slot.starting else slot.work)]
-            if not any(slot.work for slot in self.slots) and not backlog and not self.again:
+            under_way = any(slot.work or slot.suspect for slot in self.slots)
+            if not (under_way or backlog or self.again or self.last):
                 return
             if deadline is None:
                 ready = self.ray.wait(waiting, num_returns=1)[0]
@@ -100,7 +106,7 @@ class WorkerPool(Generic[Item, Result]):
             for ref in ready:
                 slot = next(slot for slot in self.slots if ref == slot.starting or ref in slot.work)
                 if ref == slot.starting:
-                    self._started(slot)
+                    yield from self._started(slot, give_up)
                 else:
                     yield from self._finished(slot, ref, give_up)
             if deadline is not None and time.monotonic() >= deadline:
@@ -136,42 +142,40 @@ class WorkerPool(Generic[Item, Result]):
                     continue
                 if slot.work and (self.again or any(portion.again for portion in slot.work.values())):
                     continue
-                portion = self._next_again()
+                portion = self.again.popleft() if self.again else None
                 if portion is None and backlog:
                     # Towards the end portions shrink, so that all actors end at about the same time.
                     size = max(1, min(self.portion, len(backlog) // (2 * self.count)))
                     portion = _Portion([backlog.popleft() for _ in range(size)])
                 if portion is not None:
-                    slot.work[slot.actor.work.remote(portion.items, portion.again)] = portion
+                    self._give(slot, portion)
+        # Alone: of processes on one machine, the system may end another one than that which uses up the memory.
+        ready = [slot for slot in self.slots if not slot.starting]
+        if self.last and ready and not any(slot.work or slot.suspect for slot in self.slots):
+            self._give(ready[0], self.last.popleft())
 
-    def _next_again(self) -> _Portion[Item] | None:
-        """What to hand out again now, if anything.
+    def _give(self, slot: _Slot[Item], portion: _Portion[Item]) -> None:
+        slot.work[slot.actor.work.remote(portion.items, portion.again)] = portion
 
-        An item has its last chance while nothing else is tried again: of processes on one machine, the system may end
-        another one than that which uses up the memory.
-        """
-        tried = [portion for slot in self.slots for portion in slot.work.values() if portion.again]
-        for portion in self.again:
-            if not tried or not (portion.last_chance or any(each.last_chance for each in tried)):
-                self.again.remove(portion)
-                return portion
-        return None
-
-    def _started(self, slot: _Slot[Item]) -> None:
+    def _started(self, slot: _Slot[Item], give_up: Callable[[Item, str], Result]) -> Iterator[Result]:
+        suspect = slot.suspect
         try:
             process = self.ray.get(slot.starting)
-            if slot.blamed is not None and process == slot.process and slot.blamed.forgiven < ATTEMPTS:
-                slot.blamed.attempts -= 1  # it lives: only the connection broke
-                slot.blamed.forgiven += 1
-            slot.starting, slot.failed_starts, slot.process, slot.blamed = None, 0, process, None
-            return
         except self.ray.exceptions.RayActorError as error:
             slot.failed_starts += 1
             cause = getattr(error, "cause", None) or error
-            unavailable = isinstance(error, self.ray.exceptions.ActorUnavailableError)
-        if unavailable and slot.failed_starts < STARTS:
-            time.sleep(PAUSE)
-            slot.starting = slot.actor.ready.remote()
+            if isinstance(error, self.ray.exceptions.ActorUnavailableError) and slot.failed_starts < STARTS:
+                time.sleep(PAUSE)
+                slot.starting = slot.actor.ready.remote()
+                return
+        else:
+            alive = process == slot.process
+            slot.starting, slot.failed_starts, slot.process, slot.suspect = None, 0, process, None
+            if suspect is not None and alive and suspect.unanswered < ATTEMPTS:
+                suspect.unanswered, suspect.again = suspect.unanswered + 1, True  # only the connection broke
+                self._queue(suspect)
+            elif suspect is not None:
+                yield from self._blame(suspect, DIED.format(ATTEMPTS), give_up)
             return
         failure = _own_error(cause)
         if failure is not None:
@@ -181,6 +185,8 @@ class WorkerPool(Generic[Item, Result]):
             raise SearchError(
                 f"no worker could be started ({_brief(cause)}): check the memory and the GPUs of the machines"
             )
+        if suspect is not None:
+            yield from self._blame(suspect, DIED.format(ATTEMPTS), give_up)
 
     def _finished(self, slot: _Slot[Item], ref: Any, give_up: Callable[[Item, str], Result]) -> Iterator[Result]:
         errors = self.ray.exceptions
@@ -197,12 +203,11 @@ class WorkerPool(Generic[Item, Result]):
                 else:
                     left += [portion] if other == ref else []
             first, *others = left
-            slot.work, slot.blamed = {}, first
+            slot.work, slot.suspect = {}, first
             slot.starting = slot.actor.ready.remote()
             for portion in others:  # if an answer was lost, the actor had begun with them
                 portion.again = True
-            self.again.extend(others)
-            yield from self._blame(first, DIED.format(ATTEMPTS), give_up)
+                self._queue(portion)
         except errors.RayTaskError as error:
             failure = _own_error(error.cause)
             if failure is not None:
@@ -219,9 +224,13 @@ class WorkerPool(Generic[Item, Result]):
             return
         portion.attempts, portion.again = portion.attempts + 1, True
         if len(portion.items) > 1 and portion.attempts >= 2:
-            self.again.extend(_Portion([item], again=True) for item in portion.items)
+            for item in portion.items:
+                self._queue(_Portion([item], again=True))
         else:
-            self.again.append(portion)
+            self._queue(portion)
+
+    def _queue(self, portion: _Portion[Item]) -> None:
+        (self.last if portion.last_chance else self.again).append(portion)
 
 
 def _own_error(cause: Any) -> AllocEmbedError | None:

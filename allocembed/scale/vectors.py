@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import OutputError
@@ -101,10 +101,10 @@ class PartFolder:
 
     def done(self) -> Done:
         """What all files hold. Of each, only two columns are read, once."""
-        for name, part in self._parts(self._counted):
-            table = part.read(["source", "key"])
-            self._done.add(table["source"].to_pylist(), table["key"].to_pylist())
-            self._counted.add(name)
+        with self._errors():
+            for name, part in self._parts(self._counted):
+                self._done.add(*_sources_and_keys(part))
+                self._counted.add(name)
         return self._done
 
     def drop_changed(self, changed: Mapping[bytes, bytes]) -> None:
@@ -113,33 +113,33 @@ class PartFolder:
             return
         from pyarrow import parquet
 
-        for name, part in self._parts():
-            table = part.read(["source", "key"])
-            rows = zip(table["source"].to_pylist(), table["key"].to_pylist(), strict=True)
-            kept = [changed.get(_short(source), own := bytes.fromhex(key)) == own for source, key in rows]
-            if not all(kept):
-                content = io.BytesIO()
-                parquet.write_table(part.read().filter(kept), content)
-                self.write(name, content.getvalue())
+        with self._errors():
+            for name, part in self._parts():
+                rows = zip(*_sources_and_keys(part), strict=True)
+                kept = [changed.get(_short(source), own := bytes.fromhex(key)) == own for source, key in rows]
+                if not all(kept):
+                    content = io.BytesIO()
+                    parquet.write_table(part.read().filter(kept), content)
+                    self.write(name, content.getvalue())
 
     def _parts(self, without: Collection[str] = ()) -> Iterator[tuple[str, ParquetFile]]:
         """Name and file of each part. Of one in object storage, only what is read of it is fetched."""
         from pyarrow.parquet import ParquetFile
 
-        with self._errors():
-            for name in list(self._names()):
-                if name.endswith(".parquet") and name not in without:
-                    address = f"{self.place}/{name}"
-                    with ParquetFile(RangedFile(address) if is_remote(self.place) else address) as part:
-                        yield name, part
+        for name in list(self._names()):
+            if name.endswith(".parquet") and name not in without:
+                address = f"{self.place}/{name}"
+                with ParquetFile(RangedFile(address) if is_remote(self.place) else address) as part:
+                    yield name, part
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Name the folder in errors of the system, and of a damaged file (pyarrow raises ValueError)."""
+        """Name the folder in errors of the system, and of a damaged file or one of another kind (ValueError)."""
         try:
             yield
         except (OSError, ValueError) as error:
-            raise OutputError(f"cannot read {self.place}: {error}; repair it, or choose another --out") from error
+            cause = " ".join(str(error).split())
+            raise OutputError(f"cannot read {self.place}: {cause}; repair it, or choose another --out") from error
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file that is whole or absent."""
@@ -162,6 +162,15 @@ class PartFolder:
             yield from (path.name for path in Path(self.place).iterdir())
 
 
+def _sources_and_keys(part: ParquetFile) -> tuple[list[str], list[str]]:
+    """Two columns of a part. Raise ValueError if it does not have them."""
+    names = ["source", "key"]
+    if missing := [name for name in names if name not in part.schema_arrow.names]:
+        raise ValueError(f"a file has no column {missing[0]!r}")
+    table = part.read(names)
+    return table["source"].to_pylist(), table["key"].to_pylist()
+
+
 class VectorWorker:
     """A process with a model, which embeds files and writes their vectors. Ray makes it an actor."""
 
@@ -175,12 +184,13 @@ class VectorWorker:
 
         limit_cores(cores)
         torch.set_num_threads(cores)
+        self.process = uuid4().hex
         self.embedder, self.folder, self.commit = AllocEmbed.from_config(config), PartFolder(place), commit
         self.question, self.instruction = question, instruction
 
-    def ready(self) -> int:
-        """The id of the process, once the model is loaded."""
-        return os.getpid()
+    def ready(self) -> str:
+        """A value that no other process returns, once the model is loaded."""
+        return self.process
 
     def work(self, files: Sequence[FileEntry], again: bool = False) -> list[VectorOutcome]:
         """Embed files; one outcome for each. What is handed out `again` may have been written before."""

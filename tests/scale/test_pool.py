@@ -1,6 +1,8 @@
 """Who is blamed for the death of a worker: never an item that has done nothing."""
 
+import itertools
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -49,6 +51,75 @@ class BreakingLines(LocalProcesses):
             self.losses -= 1
             raise Unavailable
         return value
+
+
+class Crowd:
+    """Actors in one process, in place of Ray, on one machine whose memory some items use up.
+
+    Another process may then be ended than that which works on them. What happens next is drawn at random.
+    """
+
+    exceptions = LocalProcesses.exceptions
+
+    def __init__(self, actors: int, hungry: set[int], dies: str, seed: int) -> None:
+        self.workers, self.hungry, self.dies, self.random = actors, hungry, dies, random.Random(seed)
+        self.actors: list[SimpleNamespace] = []
+        self.answers: dict[int, Any] = {}
+        self.calls = itertools.count()
+
+    def remote(self, kind: type) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+
+    def _start(self, *_: Any) -> SimpleNamespace:
+        actor = SimpleNamespace(process=next(self.calls), queue=[])
+        actor.work = SimpleNamespace(remote=lambda items, again: self._call(actor, items))
+        actor.ready = SimpleNamespace(remote=lambda: self._call(actor, None))
+        self.actors.append(actor)
+        return actor
+
+    def _call(self, actor: SimpleNamespace, items: Sequence[int] | None) -> int:
+        actor.queue.append((number := next(self.calls), items))
+        return number
+
+    def wait(self, refs: Sequence[int], **_: Any) -> tuple[list[int], list[int]]:
+        while not (ready := [ref for ref in refs if ref in self.answers]):
+            actor = self.random.choice([each for each in self.actors if each.queue])
+            ref, items = actor.queue[0]
+            if items is not None and self.hungry & set(items):
+                others = [each for each in self.actors if each is not actor and any(what for _, what in each.queue)]
+                dead = {"all": [actor, *others], "random": [self.random.choice([actor, *others])]}
+                dead["another"] = [self.random.choice(others)] if others else [actor]
+                for each in dead[self.dies]:
+                    each.process = next(self.calls)
+                    self.answers |= {lost: Unavailable() for lost, _ in each.queue}
+                    each.queue.clear()
+            if actor.queue:  # it lives
+                actor.queue.pop(0)
+                self.answers[ref] = actor.process if items is None else [(number, 2 * number) for number in items]
+        return ready[:1], []
+
+    def get(self, ref: int) -> Any:
+        self.wait([ref])
+        if isinstance(answer := self.answers[ref], Exception):
+            raise answer
+        return answer
+
+    def kill(self, actor: SimpleNamespace) -> None:
+        actor.queue.clear()
+
+
+@pytest.mark.parametrize("dies", ["all", "random", "another"])
+@pytest.mark.parametrize("hungry", [1, 3, 10])
+def test_no_file_is_given_up_for_another_one_whichever_process_the_system_ends(hungry: int, dies: str) -> None:
+    for seed in range(40):
+        greedy = set(random.Random(seed).sample(range(400), hungry))
+        crowd: Any = Crowd(4, greedy, dies, seed)
+        cluster: Any = SimpleNamespace(ray=crowd, workers=4, resources=lambda: {"num_cpus": 1, "num_gpus": 0})
+        workers = pool.WorkerPool[int, tuple[int, int | str]](cluster, Neighbour)
+        results = list(workers.run(iter(range(400)), lambda number, cause: (number, cause)))
+        found = dict(results)
+        assert len(results) == len(found) == 400
+        assert all(found[number] == 2 * number for number in range(400) if number not in greedy), seed
 
 
 def run(processes: LocalProcesses, numbers: Sequence[int], folder: Path) -> Iterator[tuple[int, int | str]]:

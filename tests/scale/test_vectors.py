@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from allocembed.errors import OutputError
 from allocembed.files import FileEntry
 from allocembed.remote.objects import write
 from allocembed.scale.vectors import PartFolder, key_of
@@ -32,6 +33,21 @@ def test_asking_what_is_done_does_not_fetch_vectors(part, bucket, object_server,
         assert all(map(folder.done().has, FILES)) and proxy.sent < part.stat().st_size / 10
         before = proxy.sent
         assert all(map(folder.done().has, FILES)) and proxy.sent < before + 10_000  # the list of names alone
+
+
+@pytest.mark.parametrize("kind", ["damaged", "foreign"])
+def test_a_part_that_cannot_be_read_is_named(part, kind):
+    """A worker raises it, too: it is the fault of no video."""
+    if kind == "damaged":
+        data = bytearray(part.read_bytes())
+        data[4:4000] = bytes(3996)  # the page header of the first column
+        part.write_bytes(data)
+    else:
+        parquet.write_table(pa.table({"name": ["a"]}), part.with_name("other.parquet"))
+    with pytest.raises(OutputError, match=f"cannot read {part.parent}: .*; repair it, or choose another --out"):
+        PartFolder(str(part.parent)).done()
+    with pytest.raises(OutputError, match=f"cannot read {part.parent}: "):
+        PartFolder(str(part.parent)).drop_changed({b"": b""})
 
 
 def test_rows_of_changed_files_are_dropped_and_the_others_kept(part):
