@@ -175,7 +175,10 @@ class VideoSource(ABC):
         yield from self._cut(span, windows, starts, span.even_times(), pictures)
 
     def frames_at(self, seconds: Sequence[float]) -> Clip:
-        """Return the frames that are shown at these seconds of the source, ascending, each once."""
+        """Return the frames that are shown at these seconds of the source, ascending, each once.
+
+        They may lie outside of the part that was opened.
+        """
         self._begin(len(seconds), "exact")
         if self.table.trusted:
             times = self.table.times

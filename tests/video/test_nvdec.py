@@ -1,5 +1,6 @@
 """Decoding on a card: through a stand-in for its library that decodes with FFmpeg, and real files."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fractions import Fraction
@@ -18,7 +19,7 @@ from allocembed.video.decoders import card as cards
 from allocembed.video.decoders import colours, display, groups, nvdec
 from allocembed.video.decoders.bitstream import Entry, Stream
 from allocembed.video.decoders.card import Nvdec
-from allocembed.video.decoders.parameters import may_be_interlaced
+from allocembed.video.decoders.parameters import in_packet, may_be_interlaced
 from allocembed.video.decoders.turns import FORGET
 from allocembed.video.source import Canvas
 from tests.clips import picture, time_of_decoding, write_video
@@ -323,13 +324,19 @@ def test_a_stream_that_changes_is_left_to_pyav_and_spoils_no_other(tmp_path, suf
     assert gpu.files == 2 and gpu.declined.total() == 1
 
 
-def test_a_vp9_stream_that_changes_its_size_is_left_to_pyav(tmp_path):
+@pytest.mark.parametrize("seconds", [(0.1, 0.5, 1.2), (1.2,)])  # of the whole file, or of its second part alone
+@pytest.mark.parametrize(("widths", "matrices"), [((64, 96), (5, 5)), ((64, 64), (5, 1))])
+def test_a_vp9_stream_that_changes_is_left_to_pyav(tmp_path, widths, matrices, seconds):
     options = {"deadline": "realtime", "cpu-used": "8", "g": "10"}
     path, gpu, packets = tmp_path / "a.webm", card(), []
-    for width in (64, 96):
-        source = write_video(
-            tmp_path / f"{width}.webm", [picture(n, width) for n in range(20)], codec="libvpx-vp9", options=options
-        )
+    for number, (width, matrix) in enumerate(zip(widths, matrices, strict=True)):
+
+        def prepare(stream, matrix=matrix):
+            stream.codec_context.colorspace = matrix
+
+        pictures = [picture(n, width) for n in range(20)]
+        source = tmp_path / f"{number}.webm"
+        write_video(source, pictures, codec="libvpx-vp9", options=options, prepare=prepare)
         with av.open(str(source)) as container:
             packets += [packet for packet in container.demux(video=0) if packet.size]
     with av.open(str(path), "w") as container:
@@ -340,7 +347,7 @@ def test_a_vp9_stream_that_changes_its_size_is_left_to_pyav(tmp_path):
             packet.time_base = Fraction(1, 1000)
             container.mux(packet)
     with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
-        assert np.array_equal(np.asarray(fast.sample(8).frames), plain.sample(8).frames)
+        assert np.array_equal(np.asarray(fast.frames_at(seconds).frames), plain.frames_at(seconds).frames)
     assert list(gpu.declined) == ["pictures that change their size, colours or references"]
 
 
@@ -368,6 +375,7 @@ def test_repeated_parameter_sets_change_nothing(tmp_path):
         ("a.mp4", "libx264", {"g": "12", "x264-params": "repeat-headers=1"}),
         ("b.mp4", "libx265", {"x265-params": X265 + ":repeat-headers=1"}),
         ("c.ts", "libx265", {"x265-params": X265}),
+        ("d.mkv", "libx265", {"x265-params": X265 + ":repeat-headers=1"}),
     ):
         path, gpu = write_video(tmp_path / name, codec=codec, options=options), card()
         with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
@@ -559,7 +567,28 @@ def test_who_decodes_is_a_setting():
 
 
 def test_damaged_parameter_sets_are_read_in_no_time():
-    random = np.random.default_rng(0)
+    random, began = np.random.default_rng(0), time.monotonic()
     for number in range(300):
         damaged = bytes([103, 100]) + (bytes(2000) if number == 0 else random.bytes(40))
-        assert may_be_interlaced(damaged) in (True, False)
+        may_be_interlaced(damaged)
+        for codec in ("H264", "HEVC", "VP9", "AV1"):
+            in_packet(codec, b"\0\0\1" * (number % 3) + damaged)
+    assert time.monotonic() - began < 2
+
+
+def test_units_without_content_are_passed_over(tmp_path):
+    path, gpu = write_video(tmp_path / "a.h264", options={"g": "12", "bf": "0"}), card()
+    doubled = tmp_path / "b.ts"
+    path.write_bytes(path.read_bytes().replace(b"\0\0\0\1\x67", b"\0\0\1\0\0\1\x67"))
+    with av.open(str(path)) as source, av.open(str(doubled), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for number, packet in enumerate(each for each in source.demux(video=0) if each.size):
+            packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 25)
+            target.mux(packet)
+    with open_video(doubled) as plain, open_video(doubled, hardware=gpu) as fast:
+        assert np.array_equal(np.asarray(fast.sample(9).frames), plain.sample(9).frames)
+
+
+def test_an_empty_parameter_set_in_a_header_is_no_bug_of_ours():
+    record = bytes([1, 100, 0, 30, 255, 225, 0, 0, 1, 0, 1, 104])  # one set without content, and one of pictures
+    assert not Stream("h264", record, lambda packet: [packet]).is_set_up

@@ -56,6 +56,15 @@ class Stream:
         """Whether start codes can take the places of lengths."""
         return self._length_bytes == len(START)
 
+    @property
+    def is_set_up(self) -> bool:
+        """Whether it is known what the decoder is set up for. In VP9 and AV1, only packets say it."""
+        return bool(self._parameters)
+
+    def set_up(self, packet: Packet) -> None:
+        """Note what the first keyframe of the file states, by which all later ones are judged."""
+        self._compare(in_packet(self.codec, memoryview(packet)))
+
     def parts(self, packet: Packet) -> Iterator[Any]:
         """The packets to decode instead of one, with `buffer_ptr` and `buffer_size`. Raise CannotDecodeHere if they
         need a decoder that is set up otherwise."""

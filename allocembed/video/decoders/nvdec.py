@@ -302,6 +302,10 @@ class NvdecDecoder(PyAVDecoder):
                 raise TableMismatch
             self.card.check(self._stream, check_format(frame), (frame.height, frame.width))
             self._display = find_display(self.fallback, frame, self.card.device)
+        if not self._stream.is_set_up:
+            stamp = table.stamps[table.keys[0]] if len(table.keys) else table.entries[0]
+            for packet in islice(self.demuxer.packets_from(table, int(stamp)), 1):
+                self._stream.set_up(packet)
         display = self._display
         self._key, self._session = self.card.session(self.slot, self._stream, display.colours.bits, display.size)
         self._before = self._session.pictures

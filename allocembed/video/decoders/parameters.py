@@ -16,15 +16,16 @@ TEMPORAL_DELIMITER, SEQUENCE_HEADER = 2, 1  # kinds of AV1's units
 
 
 def in_units(codec: str, units: Iterable[bytes | memoryview]) -> bytes:
-    """The sequence parameter sets among the first units of a picture in H.264 or HEVC; empty if there are none."""
-    found = b""
-    for unit in units:
+    """The sequence parameter sets among the first units of a picture in H.264 or HEVC, each once; empty if there are
+    none."""
+    found: dict[bytes, None] = {}
+    for unit in filter(len, units):
         kind = unit[0] & 31 if codec == "H264" else unit[0] >> 1 & 63
         if (1 <= kind <= 5) if codec == "H264" else kind < 32:
             break  # a picture
         if kind == (7 if codec == "H264" else 33):
-            found += bytes(unit).rstrip(b"\0")
-    return found
+            found[bytes(unit).rstrip(b"\0")] = None
+    return b"".join(found)
 
 
 def in_packet(codec: str, data: bytes | memoryview) -> bytes:
