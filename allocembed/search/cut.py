@@ -5,6 +5,7 @@ A copy can only begin where decoding can, so it starts at the last keyframe befo
 
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -77,44 +78,60 @@ def copy_packets(source: str | Path, start: float, end: float, target: Path, con
             made.mux(packet)
             copied = True
     if not copied:
-        raise SearchError(f"cannot cut {source}: it has no keyframe after {start:.1f} s; choose an earlier moment")
+        cause = "it has no keyframe from which a copy could be decoded; check the file"
+        if first is not None:
+            cause = f"its first keyframe is at {begin:.1f} s; choose a moment that ends later"
+        raise SearchError(f"cannot cut {source}: {cause}")
     return max(0.0, begin)
 
 
 def _from_keyframe(given: Any, chosen: list[Any], start: float, origin: Fraction) -> Iterator[Any]:
     """The packets from the last keyframe of the first stream before a second on; from the first keyframe, if none is
-    before. A seek may land after the second, so it goes further back until it does not."""
+    before. The file is read to find that keyframe, then again from it, so memory does not grow with the distance."""
     video = chosen[0]
     for back in (*SEEK_BACK_SECONDS, None):
         target = origin if back is None else Fraction(start - back) + origin
-        given.seek(int(target / video.time_base), stream=video)
-        held: list[Any] = []
-        packets = (packet for packet in given.demux(chosen) if packet.pts is not None and packet.size)
-        for packet in packets:
-            late = packet.pts * packet.time_base - origin > start
-            begins = packet.stream is video and packet.is_keyframe
-            if begins and (not late or (back is None and not held)):
-                held = [packet]
-            elif held:
-                held.append(packet)
-            elif begins:
-                break
-            if held and late and packet.stream is video:
-                yield from held
-                yield from packets
-                return
-        if held:
-            yield from held
+        try:
+            given.seek(int(target / video.time_base), stream=video)
+            found = _find_keyframe(_packets(given, [video]), start, origin, may_be_late=back is None)
+            if found is not None:
+                given.seek(int(target / video.time_base), stream=video)
+        except FFmpegError:
+            if back is None:
+                raise
+            continue  # some containers cannot seek to before their start
+        if found is not None:
+            yield from dropwhile(
+                lambda packet, key=found: (packet.stream, packet.pts) != (video, key), _packets(given, chosen)
+            )
             return
 
 
+def _find_keyframe(packets: Iterable[Any], start: float, origin: Fraction, *, may_be_late: bool) -> int | None:
+    """The time of the last keyframe up to a second, or of the first one if it `may_be_late`. None if a seek has landed
+    behind the second."""
+    found = None
+    for packet in packets:
+        late = packet.pts * packet.time_base - origin > start
+        if packet.is_keyframe and (not late or (may_be_late and found is None)):
+            found = packet.pts
+        if late and (found is not None or (packet.is_keyframe and not may_be_late)):
+            return found
+    return found
+
+
+def _packets(given: Any, streams: list[Any]) -> Iterator[Any]:
+    return (packet for packet in given.demux(streams) if packet.pts is not None and packet.size)
+
+
 def _with_decode_times(packets: Iterable[Any]) -> Iterator[Any]:
-    """Packets with times of decoding. After a seek in Matroska, the first ones have none where frames are reordered."""
+    """Packets with times of decoding. After a seek in Matroska, the first ones of a stream have none where frames are
+    reordered."""
     held: list[Any] = []
     for packet in packets:
         held.append(packet)
-        lacking = next((each.stream for each in held if each.dts is None), None)
-        if lacking is None or (packet.dts is not None and packet.stream is lacking):
+        lacking = {each.stream.index for each in held if each.dts is None}
+        if lacking <= {each.stream.index for each in held if each.dts is not None}:
             yield from _filled(held)
             held = []
     yield from _filled(held)
@@ -122,9 +139,10 @@ def _with_decode_times(packets: Iterable[Any]) -> Iterator[Any]:
 
 def _filled(packets: list[Any]) -> list[Any]:
     """Packets with times of decoding: what is missing is counted back from the first one of its stream."""
-    lacking = [packet for packet in packets if packet.dts is None]
-    if lacking:
-        known = [packet.dts for packet in packets if packet.stream is lacking[0].stream and packet.dts is not None]
+    for stream in {packet.stream.index for packet in packets if packet.dts is None}:
+        own = [packet for packet in packets if packet.stream.index == stream]
+        lacking = [packet for packet in own if packet.dts is None]
+        known = [packet.dts for packet in own if packet.dts is not None]
         step = max(1, lacking[0].duration or 1)
         last = known[0] if known else min(packet.pts for packet in lacking)
         for number, packet in enumerate(lacking):

@@ -49,6 +49,54 @@ def test_a_cut_holds_the_moment_where_pictures_are_reordered(tmp_path, name, sou
         assert np.array_equal(copied[:30], pictures[first : first + 30]) and first + len(copied) >= 25 * (start + 2) - 1
 
 
+@pytest.mark.parametrize(
+    ("name", "codec"), [("a.avi", "mpeg4"), ("a.avi", "libx264"), ("a.m2v", "mpeg2video"), ("a.mpg", "mpeg2video")]
+)
+@pytest.mark.parametrize("start", [0.0, 0.02, 2.5])
+def test_a_first_keyframe_behind_the_start_is_where_a_cut_begins(tmp_path, name, codec, start):
+    """Where pictures are reordered, the first time of some containers is that of a later picture."""
+    path = write_video(tmp_path / name, 150, codec=codec, options={"g": "12", "bf": "2"})
+    made, begin = cut(path, start, start + 2, tmp_path / "out", "one")
+    assert begin <= start + 0.09 and len(read_all(made)[0]) >= 45
+
+
+def test_a_cut_before_the_first_keyframe_says_where_that_is(tmp_path):
+    path = write_video(tmp_path / "a.ts", 200, options={"g": "100", "bf": "0", "sc_threshold": "0"})
+    data = path.read_bytes()
+    with av.open(str(path)) as container:
+        second = [packet.pos for packet in container.demux(video=0) if packet.is_keyframe][1]
+    cut_off = tmp_path / "b.ts"
+    cut_off.write_bytes(data[: 188 * 3] + data[second // 2 // 188 * 188 :])
+    with pytest.raises(SearchError, match=r"its first keyframe is at \d\.\d s; choose a moment that ends later"):
+        cut(cut_off, 0.1, 0.3, tmp_path / "out", "one")
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
+def test_what_a_cut_keeps_in_memory_does_not_grow_with_the_distance_to_the_keyframe(tmp_path, monkeypatch, name):
+    path, alive, most = write_video(tmp_path / name, 600, options={"g": "600", "bf": "0", "sc_threshold": "0"}), 0, 0
+    packets = cutting._packets
+
+    class Counted:
+        def __init__(self, packet):
+            nonlocal alive, most
+            self.__dict__["packet"] = packet
+            alive += 1
+            most = max(most, alive)
+
+        def __getattr__(self, name):
+            return getattr(self.__dict__["packet"], name)
+
+        def __del__(self):
+            nonlocal alive
+            alive -= 1
+
+    monkeypatch.setattr(cutting, "_packets", lambda *given: map(Counted, packets(*given)))
+    with av.open(str(path)) as given:
+        video = given.streams.video[0]
+        count = sum(1 for _ in cutting._with_decode_times(cutting._from_keyframe(given, [video], 20.0, 0)))
+    assert count == 600 and most < 20
+
+
 def test_two_cuts_to_the_same_place_at_once_do_not_clash(tmp_path, monkeypatch):
     path = write_video(tmp_path / "a.mp4", 100, options={"g": "20", "bf": "0", "sc_threshold": "0"})
     out = tmp_path / "out"
