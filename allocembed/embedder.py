@@ -20,7 +20,7 @@ from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.allocators.registry import AUTO, load_allocator
 from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import DEFAULT_BACKBONE
+from allocembed.backbones.registry import DEFAULT_BACKBONE, default_inputs
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
 from allocembed.config import DecoderName, DType, EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError, MissingDependency, VideoBudgetError
@@ -381,15 +381,20 @@ class AllocEmbed:
 
 def _check_loaded(backbone: Backbone, config: EmbedConfig) -> None:
     """Raise ConfigError if a config has settings of a backbone that was loaded otherwise."""
-    if config.dim is not None and config.dim < backbone.dim:
+    loaded = backbone.load_arguments or {}
+    # A model with fewer dimensions keeps all, unless it was loaded for some of them.
+    longer = config.dim is not None and config.dim > backbone.dim and loaded.get("dim") in (None, config.dim)
+    if config.dim is not None and config.dim != backbone.dim and not longer:
         raise ConfigError(
             f"{backbone.name} was loaded for vectors of {backbone.dim} dimensions, not {config.dim}: load it with "
             f"dim={config.dim}"
         )
-    if config.inputs is not None and backbone.load_arguments and backbone.load_arguments["inputs"] != config.inputs:
-        loaded = backbone.load_arguments["inputs"] or "its default inputs"
+    if config.inputs is None or not loaded:
+        return
+    inputs = loaded["inputs"] or default_inputs(backbone.name, backbone.family)
+    if config.inputs != inputs:
         raise ConfigError(
-            f"{backbone.name} was loaded with {loaded}, not {config.inputs}: load it with inputs={config.inputs!r}"
+            f"{backbone.name} was loaded with {inputs}, not {config.inputs}: load it with inputs={config.inputs!r}"
         )
 
 

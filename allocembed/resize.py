@@ -202,23 +202,26 @@ class FilterCache:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.bytes = most_bytes, 0
-        self._kept: OrderedDict[tuple[int, int, torch.device, int], torch.Tensor] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int, torch.device], torch.Tensor] = OrderedDict()
         self._lock = Lock()
 
     def __call__(self, old: int, new: int, device: torch.device) -> torch.Tensor:
         """Weights (2 · new, old) of the bicubic antialias filter along one side, its response to an identity, in
         float16. The second half is what the first leaves out by rounding, times `LOW`."""
-        # The memory of a filter that was left out is used again by its own stream alone, which is done with it then.
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        key = (old, new, device, stream)
+        key = (old, new, device)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key]
+                found = self._kept[key]
+                if found.is_cuda:  # if it is left out, its memory must not be used again before this stream is done
+                    found.record_stream(torch.cuda.current_stream(device))
+                return found
         identity = torch.eye(old)[None, None]
         weights = F.interpolate(identity, size=(new, old), mode="bicubic", antialias=True)[0, 0]
         high = weights.to(torch.float16)
         made = torch.cat([high, ((weights - high) * LOW).to(torch.float16)]).to(device)
+        if made.is_cuda:  # other streams may read it at once
+            torch.cuda.current_stream(device).synchronize()
         with self._lock:
             if key not in self._kept:
                 self.bytes += made.nbytes

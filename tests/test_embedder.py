@@ -10,6 +10,7 @@ import torch
 from allocembed import AllocEmbed, EmbedConfig, Failure, VideoError
 from allocembed.allocators.registry import METHODS
 from allocembed.backbones.loading import load_backbone
+from allocembed.backbones.registry import default_inputs
 from allocembed.errors import BackboneError, BudgetError, ConfigError, MissingDependency, PolicyError
 from tests.clips import picture, write_video
 
@@ -125,11 +126,22 @@ def test_a_missing_package_ends_the_run_and_any_other_error_costs_its_video(fold
             assert not isinstance(good, Failure) and bad.error is error
 
 
+def test_a_config_may_name_what_the_loaded_backbone_has_anyway(folder):
+    backbone = load_backbone(folder, device="cpu")
+    inputs = default_inputs(str(folder), backbone.family)
+    AllocEmbed(backbone, config=EmbedConfig(inputs=inputs, dim=backbone.dim))
+    assert AllocEmbed(backbone, config=EmbedConfig(dim=10 * backbone.dim)).config.dim == backbone.dim
+    short = load_backbone(folder, device="cpu", dim=8)
+    AllocEmbed(short, config=EmbedConfig(dim=8))
+    with pytest.raises(ConfigError, match="8 dimensions, not 32: load it with dim=32"):
+        AllocEmbed(short, config=EmbedConfig(dim=32))
+
+
 def test_a_config_that_contradicts_the_loaded_backbone_is_refused(folder):
     backbone = load_backbone(folder, device="cpu")
     with pytest.raises(ConfigError, match=r"32 dimensions, not 8: load it with dim=8"):
         AllocEmbed(backbone, config=EmbedConfig(dim=8))
-    with pytest.raises(ConfigError, match="its default inputs, not other"):
+    with pytest.raises(ConfigError, match=r"transformers-4\.57, not other|vlm2vec-v2, not other"):
         AllocEmbed(backbone, config=EmbedConfig(inputs="other"))
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 FILES = ["*.json", "*.txt", "*.jinja", "*.safetensors", "*.bin"]
 """What is downloaded of a model. The cache knows all files of a repository, so a look-up needs these patterns, too."""
+WHOLE = [f"{name}.{kind}" for name in ("model", "pytorch_model", "adapter_model") for kind in ("safetensors", "bin")]
+"""Files that hold all weights."""
 
 
 def cached_folder(source: str) -> Path | None:
@@ -20,8 +22,8 @@ def cached_folder(source: str) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether all weights are there. Of a download that was interrupted, the list of parts may be all there is."""
+    """Whether all weights are there. A download that was interrupted may have left some parts, or their list alone."""
+    if any((folder / name).is_file() for name in WHOLE):
+        return True
     lists = [json.loads(each.read_text(encoding="utf-8"))["weight_map"] for each in folder.glob("*.index.json")]
-    if not lists:
-        return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
     return any(all((folder / part).is_file() for part in set(each.values())) for each in lists)

@@ -306,6 +306,15 @@ def known_inputs(name: str, pipeline: str | None = None) -> Inputs | None:
     return choose_inputs(FAMILIES[entry.family].inputs, pipeline or entry.inputs, name)
 
 
+def default_inputs(name: str, family: str) -> str:
+    """The name of the inputs that a model has without further words.
+
+    >>> default_inputs("vlm2vec-qwen2vl-7b", "qwen2_vl"), default_inputs("you/unknown", "qwen3_vl")
+    ('vlm2vec-v1', 'transformers-4.57')
+    """
+    return find_entry(name).inputs or next(iter(FAMILIES[family].inputs))
+
+
 def read_inputs(folder: Path, config: dict[str, Any], family: Family, default: Inputs) -> Inputs:
     """The pipeline with the checkpoint's patch size, statistics and pixel limits, unless those are the stock ones."""
     if family.reader is not None:

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -35,6 +35,7 @@ except ImportError as error:
 
 MOST_HITS = 50
 MOST_LINES = 500  # of a transcript in one answer
+FRAME_SECONDS = 60.0  # in which a frame must be found; other calls wait meanwhile
 INSTRUCTIONS = (
     "Search a collection of videos by what they show and what is said in them. `search` finds videos and the moment in "
     "each; `moment` and `transcript` give the words of a moment or a video, `frame` shows what is there to be seen at "
@@ -112,6 +113,7 @@ class IndexTools:
 
     def __init__(self, index: VideoIndex) -> None:
         self.index, self.contents, self.turn = index, TrustedContents(), threading.Lock()
+        self.limits = replace(index.settings.config.limits, max_seconds=FRAME_SECONDS)
 
     def search(
         self,
@@ -169,7 +171,7 @@ class IndexTools:
         file = self.entry(video)
         check_second(file, second)
         with self.turn, self.unchanged(path_of(file), video) as path:
-            picture, _ = frame_jpeg(path, second)
+            picture, _ = frame_jpeg(path, second, self.limits)
         return Image(data=picture, format="jpeg")
 
     def entry(self, video: str) -> FileEntry:

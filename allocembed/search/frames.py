@@ -8,12 +8,11 @@ from PIL import Image
 from allocembed.video import DecodeLimits, open_video
 
 SIDE = 768  # pixels on the longer side
-LIMITS = DecodeLimits(max_seconds=60.0)
 
 
-def frame_jpeg(path: str | Path, second: float) -> tuple[bytes, float]:
+def frame_jpeg(path: str | Path, second: float, limits: DecodeLimits) -> tuple[bytes, float]:
     """The frame shown at a second, and when it begins. Raise VideoError if it cannot be read."""
-    with open_video(path, limits=LIMITS) as video:
+    with open_video(path, limits=limits) as video:
         clip = video.frames_at([second])
     picture = Image.fromarray(clip.frames[0])
     picture.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)

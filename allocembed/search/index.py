@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,12 +76,16 @@ class VideoIndex:
         """Open an index. The model is loaded when it is first needed.
 
         A given config or `segments` must agree with the index. A config also decides where and how to compute, as
-        `EmbedConfig.run_as` does.
+        `EmbedConfig.run_as` does. Without one, the limits of reading are those that the index was made with.
         """
         store = IndexStore.open(place_of(uri))
         store.settings.check_config(config, segments)
-        run = config or EmbedConfig(device=device, dtype=dtype, compile=compile)
-        return cls(store, store.settings.config.run_as(run), embedder)
+        stated = store.settings.config
+        if config is None:
+            run = replace(stated, device=device, dtype=dtype, compile=compile, decoder="auto")
+        else:
+            run = stated.run_as(config)
+        return cls(store, run, embedder)
 
     @property
     def embedder(self) -> AllocEmbed:

@@ -118,8 +118,9 @@ class IndexSettings:
             )
 
     def as_json(self) -> str:
-        """One line for the index."""
-        return json.dumps(vars(self) | {"config": self.config.settings()})
+        """One line for the index. Of how to compute, only the limits of reading are kept."""
+        limits = {"max_pixels": self.config.max_pixels, "max_seconds": self.config.max_seconds}
+        return json.dumps(vars(self) | {"config": self.config.settings() | limits})
 
     @classmethod
     def from_json(cls, text: str) -> IndexSettings:

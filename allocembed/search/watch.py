@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allocembed.errors import MissingDependency, SearchError
+from allocembed.errors import MissingDependency, VideoError
 from allocembed.files import FileEntry, find_videos
 from allocembed.search.said.subtitles import SUFFIXES
 from allocembed.video.clip import is_video
@@ -68,7 +68,7 @@ class FolderState:
         videos: list[FileEntry] = []
         self.unread = {}
         for source in there:
-            with suppress(SearchError):  # it has just been removed
+            with suppress(VideoError):  # it has just been removed
                 files, unread = find_videos([source])
                 videos += files
                 self.unread |= unread

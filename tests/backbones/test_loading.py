@@ -149,13 +149,25 @@ def test_a_hub_id_is_found_in_the_cache_without_a_network(folder, backbone, hub_
     assert (load_text_half("acme/tiny") is None) == (load_text_half(str(folder)) is None)
 
 
-def test_an_incomplete_cache_is_not_mistaken_for_a_model(folder, hub_cache):
+@pytest.mark.parametrize("listed", [False, True])
+def test_an_incomplete_cache_is_not_mistaken_for_a_model(folder, hub_cache, listed):
     shutil.copytree(folder, hub_cache)
-    weights = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (hub_cache / "model.safetensors.index.json").write_text(json.dumps(weights))
+    parts = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (hub_cache / "model.safetensors").rename(hub_cache / parts[0])
+    if listed:  # else the download was cut off before the list of parts
+        weights = {"weight_map": dict(zip("ab", parts, strict=True))}
+        (hub_cache / "model.safetensors.index.json").write_text(json.dumps(weights))
     with pytest.raises(BackboneError, match=r"(?s)no network.*hf download acme/tiny"):
         load_backbone("acme/tiny")
     assert load_text_half("acme/tiny") is None
+
+
+def test_weights_that_are_there_twice_need_only_one_complete_form(folder, backbone, hub_cache):
+    shutil.copytree(folder, hub_cache)
+    weights = {"weight_map": {"a": "pytorch_model-00001-of-00002.bin"}}
+    (hub_cache / "pytorch_model.bin.index.json").write_text(json.dumps(weights))
+    cached = load_backbone("acme/tiny", device="cpu")
+    assert torch.equal(cached.embed([text("a red car")]), backbone.embed([text("a red car")]))
 
 
 @pytest.mark.parametrize("listed", [False, True])

@@ -14,6 +14,7 @@ from allocembed.config import EmbedConfig
 from allocembed.search import VideoIndex
 from allocembed.search.cut import cut
 from allocembed.search.frames import frame_jpeg
+from allocembed.video import DecodeLimits
 from tests.chromium import Chromium
 from tests.world_videos import draw_videos, sentences, write_videos
 
@@ -233,7 +234,7 @@ def test_colours_follow_the_system_until_they_are_chosen(browser, client):
 def photo(index, timelines, tmp_path) -> tuple[Path, str]:
     """A picture of a moment of a video, and the video's id."""
     file = next(file for file in index.files() if file.path.endswith("003.mp4"))
-    frame, _ = frame_jpeg(file.path, sum(timelines.moment(3, 0)) / 2)
+    frame, _ = frame_jpeg(file.path, sum(timelines.moment(3, 0)) / 2, DecodeLimits())
     Image.open(io.BytesIO(frame)).save(tmp_path / "photo.png")
     return tmp_path / "photo.png", file.video
 

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from allocembed.search import SearchError
+from allocembed.search import SearchError, VideoIndex
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 
@@ -32,6 +33,15 @@ def test_a_path_is_not_taken_for_a_list_of_paths(index, folder):
     for change in (index.add, index.remove):
         with pytest.raises(TypeError, match="pass a list of files and folders"):
             change(str(folder))
+
+
+def test_an_index_is_read_within_the_limits_that_it_was_made_with(tmp_path, config, embedder, folder):
+    limited = replace(config, max_pixels=10**9, max_seconds=7.0, decoder="pyav")
+    VideoIndex.create(tmp_path / "limited", limited, embedder=embedder.with_config(limited))
+    found = VideoIndex.open(tmp_path / "limited", device="cpu").embedder.config
+    assert (found.max_pixels, found.max_seconds, found.decoder) == (10**9, 7.0, "auto")
+    given = VideoIndex.open(tmp_path / "limited", replace(config, max_pixels=10**6)).embedder.config
+    assert (given.max_pixels, given.max_seconds) == (10**6, config.max_seconds)
 
 
 def test_an_example_finds_itself(index, folder):

@@ -69,6 +69,12 @@ def test_a_file_is_ready_when_it_has_not_changed_for_a_while(videos):
     assert "new.mp4" in settled(state) and not state.waits
 
 
+def test_a_source_that_is_removed_during_a_look_does_not_end_the_watch(videos, monkeypatch):
+    state = FolderState([videos])
+    monkeypatch.setattr(state, "there", lambda: [videos, videos / "removed"])
+    assert settled(state) == {"a.mp4", "b.mp4", "c.mp4", "d.mp4"}
+
+
 def test_a_file_that_has_changed_since_the_last_look_is_not_ready(videos):
     state = FolderState([videos])
     settled(state)
