@@ -5,7 +5,8 @@
 The times of the card and of decoders are those of docs/performance.md, for 720p; reading an image is measured here.
 Sixteen decoders side by side are slower than one alone, and images are taken to be slowed as much. The card's own
 decoders are left out. The card and the cores work at the same time, so the slower of the two decides. Most videos of
-MMEB-V2 are smaller than 720p, and many films have more keyframes than one in ten seconds, so the figures are upper bounds.
+MMEB-V2 are smaller than 720p, and many films have more keyframes than one in ten seconds, so the figures are upper
+bounds.
 """
 
 import tempfile

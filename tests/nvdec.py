@@ -19,6 +19,8 @@ import av
 import numpy as np
 import torch
 
+from allocembed.video.decoders.card import Nvdec
+
 BITS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
 UNKNOWN = 1 << 40  # times of pictures that are not the first in their packet
 ABLE = {"supported": 1, "width_min": 16, "height_min": 16, "width_max": 4096, "height_max": 4096, "mb_num_max": 65536}
@@ -172,3 +174,8 @@ def surface(frame: av.VideoFrame) -> torch.Tensor:
         return torch.from_numpy(both.copy())
     words = torch.from_numpy(np.concatenate([both << 6, np.zeros_like(both)]).reshape(-1))
     return words.as_strided(both.shape, (both.shape[1], 2))
+
+
+def card(library: Library | None = None, *, shared: bool = False) -> Nvdec:
+    """The decoders of a card that there is not."""
+    return Nvdec(torch.device("cpu"), shared=shared, library=library or Library())

@@ -15,8 +15,7 @@ from allocembed.video.decoders.card import Nvdec
 from allocembed.video.decoders.groups import GroupDecoder
 from allocembed.video.decoders.sessions import Session
 from tests.clips import write_video
-from tests.nvdec import Library
-from tests.video.test_nvdec import card
+from tests.nvdec import Library, card
 
 X265 = "log-level=none:keyint=40:min-keyint=40:scenecut=0:open-gop="
 FILES = {

@@ -51,7 +51,7 @@ class Session:
             )
 
     def end(self) -> None:
-        """Free what the library holds, whoever still refers to this session."""
+        """Free what the library holds, whatever still refers to it."""
         with SETTING_UP:
             self.decoder = None
 
