@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 
 from allocembed.errors import BudgetError
+from allocembed.words import counted
 
 BASE_FRAMES = 8  # "Base embeds 8 uniformly sampled frames at the original resolution" (paper, appendix A.2)
 CANDIDATES = 24  # "the other methods begin with 24 candidate frames" (ibid.)
@@ -88,7 +89,7 @@ class Budget:
         >>> Budget.parse("16f").unit, Budget.parse("2048").unit
         ('1.000× = 16 frames at native size', '1.000× = 8 frames at native size')
         """
-        return f"1.000× = {self.base_frames} frames at native size"
+        return f"1.000× = {counted(self.base_frames, 'frame')} at native size"
 
     def tokens(self, native: Grid, available: int, frames_per_chunk: int = 2) -> int:
         """Tokens that this budget allows a video of `available` frames with the native grid `native`."""

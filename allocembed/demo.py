@@ -175,7 +175,10 @@ def _compare(model: Backbone, embedder: AllocEmbed, sample: int, steps: "_Steps"
     with steps.step("compare", "comparing the methods") as step:
         methods = METHODS if embedder.allocator.name in METHODS else [*METHODS, embedder.allocator]
         scores = nano.evaluate(model, methods, limit=sample, progress=step.update)
-        step.result = f"the methods on {3 * sample} other videos; more is better, at the cost in the column “cost”:\n"
+        step.result = (
+            f"the methods on {3 * sample} other videos of this toy world: how many of 100 texts find their video, or "
+            "questions their answer, first; cost 1.000× is eight full frames:\n"
+        )
     note = (
         f"{sample} of every {nano.VIDEOS} videos; for the full benchmark: allocembed eval nano\n{embedder.budget.unit}"
     )

@@ -31,6 +31,8 @@ def parse_json(line: bytes) -> Any:
         value = json.loads(text)
         if "\\u" in text:  # only an escape can be half of a pair
             json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error.msg.lower()} at character {error.pos + 1})") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except UnicodeEncodeError as error:

@@ -6,6 +6,7 @@ python examples/search_folder.py ~/Videos videos.index "a dog jumps into a lake"
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from allocembed import EmbedConfig
 from allocembed.search import VideoIndex
@@ -20,7 +21,10 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     config = EmbedConfig(backbone=given.backbone, budget="8f")
-    index = VideoIndex.create(given.index, config, segments="auto")
+    if Path(given.index).exists():
+        index = VideoIndex.open(given.index, config)
+    else:
+        index = VideoIndex.create(given.index, config, segments="auto")
     report = index.add([given.folder])
     print(f"{report.embedded} videos embedded, {report.tokens:,} tokens")
     for hit in index.search(given.query, top=5):

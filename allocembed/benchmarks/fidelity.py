@@ -20,6 +20,7 @@ WITHIN = 0.02
 """What a cheaper setting may lose against the best one, as a share of the mean distance between two videos."""
 SAME_PRICE = 1.1
 """Prices up to this ratio count as equal: times vary from run to run, and budgets are not filled to the last token."""
+LITTLE = 0.9  # of the time of full resolution: what saves less is hardly worth a choice
 UNSTEADY = 1.25
 """If two equal runs differ by this ratio, something else uses the machine."""
 RESAMPLES = 1000
@@ -206,7 +207,12 @@ def recommend(table: FidelityTable, *, within: float = WITHIN, by: Price = "time
     sentence = f"{_describe(table, chosen)}; {_beside_reference(table, chosen)}"
     if not cheap.any():
         sentence = "full resolution, because no setting that was measured costs fewer tokens; try smaller budgets"
-    return Recommendation(chosen, sentence, share, runner_up, _warnings(table, share, runner_up))
+    warnings = _warnings(table, share, runner_up)
+    if by == "time" and table.timings and cheap.any():
+        part = table.prices("time")[table.settings.index(chosen)] / table.timings.full_total
+        if LITTLE < part < 1:
+            warnings.insert(0, f"it saves {100 * (1 - part):.0f} % of the time here; --by tokens recommends by tokens")
+    return Recommendation(chosen, sentence, share, runner_up, warnings)
 
 
 def estimate(values: np.ndarray) -> Estimate:

@@ -22,6 +22,7 @@ from allocembed.paths import why_absent
 from allocembed.remote.objects import is_remote
 from allocembed.scale.cluster import ClusterOptions
 from allocembed.video import Clip
+from allocembed.words import counted
 
 Question = Annotated[str | None, UNSET]
 
@@ -78,14 +79,21 @@ def embed(
         from allocembed.embedder import AllocEmbed, Failure
 
         embedder = AllocEmbed.from_config(config)
-        with vector_file(out) as writer, progress("embedding", len(sources)) as shown:
-            for result in embedder.stream(sources, question, instruction=instruction):
-                if isinstance(result, Failure):
-                    failed.append(str(result.error))
-                else:
-                    writer.add(result)
-                    spent += result.cost
-                shown.advance(f"{spent:,} tokens")
+        with vector_file(out) as writer:
+            try:
+                with progress("embedding", len(sources)) as shown:
+                    for result in embedder.stream(sources, question, instruction=instruction):
+                        if isinstance(result, Failure):
+                            failed.append(str(result.error))
+                        else:
+                            writer.add(result)
+                            spent += result.cost
+                        shown.advance(f"{spent:,} tokens")
+            except KeyboardInterrupt:
+                if writer.count:
+                    total = len(sources) + len(failed)
+                    say(f"{writer.count} of {total} videos → {writer.keep_apart()}; allocembed index can be continued")
+                raise
         if writer.count:
             total = writer.count + len(failed)
             say(f"{writer.count} of {total} videos, {embedder.backbone.dim} dimensions, {spent:,} tokens → {out}")
@@ -215,7 +223,7 @@ def _print_allocation(clip: Clip, allocation: Allocation) -> None:
     from allocembed.film import format_time
 
     spent = f"{allocation.cost:,} of {allocation.budget:,} tokens"
-    base = f"{allocation.base_frames} frames at native size"
+    base = f"{counted(allocation.base_frames, 'frame')} at native size"
     looked = f"; {allocation.look_tokens:,} tokens read to look" if allocation.look_tokens else ""
     table = Table(title=f"{spent}, {allocation.relative_cost:.3f}× Base", caption=f"1.000× = {base}{looked}")
     for heading in ("time", "scale", "grid", "tokens"):

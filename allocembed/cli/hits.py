@@ -3,26 +3,41 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from allocembed.errors import AllocEmbedError
 from allocembed.film import format_time
 from allocembed.output.console import complain, say
 from allocembed.search.hit import Hit
+from allocembed.search.index import VideoIndex
+from allocembed.search.web.match import ChanceLevel
+from allocembed.words import counted
 
 
-def print_hits(hits: Sequence[Hit]) -> None:
-    """Print a line per hit, and under it the line that was said."""
+def matches(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray | None) -> list[str]:
+    """What the score of each hit means: strong, likely, weak, or said; empty if the index is too small to tell."""
+    if vector is None or not hits:
+        return ["said"] * len(hits)
+    words = ChanceLevel(index).words(vector, [hit.score for hit in hits])
+    return ["said" if hit.line else word for hit, word in zip(hits, words, strict=True)]
+
+
+def print_hits(hits: Sequence[Hit], words: Sequence[str]) -> None:
+    """Print a line per hit with a word for its score, and under it the line that was said."""
     if not hits:
         say("nothing found")
         return
     # Plain lines, because a table would break long paths.
     # The tokens of all of a video's vectors: of the whole, and of its segments.
-    print(f"{'score':>6}  {'moment':>17}  {'all tokens':>10}  video")
-    for hit in hits:
+    print(f"{'score':>6}  {'match':<6}  {'moment':>17}  {'tokens':>7}  video")
+    for hit, word in zip(hits, words, strict=True):
         moment = "–".join(format_time(seconds, tenths=hit.duration < 60) for seconds in (hit.start, hit.end))
-        copies = f"  (and {hit.copies} near-duplicates)" if hit.copies else ""
-        print(f"{hit.score:6.3f}  {moment:>17}  {hit.cost:10,}  {hit.path}{copies}")
+        copies = f"  (and {counted(hit.copies, 'near-duplicate')})" if hit.copies else ""
+        print(f"{hit.score:6.3f}  {word or '?':<6}  {moment:>17}  {hit.cost:7,}  {hit.path}{copies}")
         if hit.line:
-            print(f"{'':8}{format_time(hit.line_start):>17}  “{hit.line}”")
+            print(f"{'':16}{format_time(hit.line_start):>17}  “{hit.line}”")
+    if set(words) == {"weak"}:
+        say("every score is what any video here gets for this: they are only the nearest there are")
 
 
 def cut_hits(hits: Sequence[Hit], folder: Path) -> int:

@@ -37,7 +37,8 @@ COMMANDS: dict[str, str | dict[str, str]] = {
 """Where each command is; only the module of the command that runs is imported."""
 GROUPS = {
     "allocembed": "Video embeddings under a hard token budget: each frame gets the resolution it needs.",
-    "allocembed index": "Index your own videos. `allocembed index FOLDER --to INDEX` is short for `index add`.",
+    "allocembed index": "Index your own videos. `allocembed index FOLDER --to INDEX` is short for `index add`, whose "
+    "options `allocembed index add --help` explains.",
     "allocembed eval": "Measure methods on a benchmark: Hit@1, mean rank and cost.",
     "allocembed longret": "Build the LongRet benchmark from LoVR and Vript.",
 }

@@ -191,11 +191,11 @@ def _like_options(words: Sequence[str], box: str) -> str:
 
     tyro then blames the words after them, too.
     """
+    if file := next((word for word in words if re.match(r"-.", word) and not why_absent(word)), None):
+        return f"{file} looks like an option: write ./{file}"
     if "Unrecognized options" not in box:
         return ""
     blamed = [word for word in words if re.match(r"-[^-]", word) and word in box]
-    if file := next((word for word in blamed if not why_absent(word)), None):
-        return f"{file} looks like an option: write ./{file}"
     return f"unrecognized option {blamed[0]}; if it is a text, write -- before it, after all options" if blamed else ""
 
 
@@ -206,6 +206,7 @@ def _one_line(box: str) -> str:
     message = " ".join(parts[0]).partition("  Got errors")[0].rstrip(".") if parts else box
     for old, new in (("Error parsing", "cannot read"), ("'None', ", ""), (", 'None'", "")):
         message = message.replace(old, new)
+    message = re.sub(r"no type matching (\w+) could be instantiated from \['(.*)'\]", r"'\2' is not a \1", message)
     similar = [word for part in parts if part[0] == "Perhaps you meant:" for line in part[1:] for word in line.split()]
     names = " or ".join(dict.fromkeys(word for word in similar if word.startswith("--")))
     return f"{message[:1].lower()}{message[1:]}{f' (did you mean {names}?)' if names else ''}"

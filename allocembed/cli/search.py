@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, UseAppendAction, arg
 
 from allocembed.cli.embed import check_exists
-from allocembed.cli.hits import cut_hits, print_hits
+from allocembed.cli.hits import cut_hits, matches, print_hits
 from allocembed.cli.options import (
     FLAT,
     NOTHING_KEPT,
@@ -39,6 +39,7 @@ from allocembed.search.indexing import IndexReport
 from allocembed.search.query import Example, Query
 from allocembed.search.ranking import SAME_VIDEO
 from allocembed.search.storage import exists, place_of
+from allocembed.words import counted
 
 INDEX = "The index: a folder, or an address of object storage, as in s3://bucket/videos.index."
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
@@ -166,23 +167,29 @@ def info(index: Index, as_json: AsJson = False) -> None:
         return
     table = Table(show_header=False, box=None)
     for name, value in about.items():
-        table.add_row(f"[bold]{name}[/bold]", escape(f"{value:,.0f}" if name in COUNTS else str(value)))
+        shown = "default" if value is None else f"{value:,.0f}" if name in COUNTS else str(value)
+        table.add_row(f"[bold]{name}[/bold]", escape(shown))
     Console().print(table)
 
 
 @Command
 def ls(index: Index, failed: Flag = False, as_json: AsJson = False) -> None:
-    """List the files of an index, one per line.
+    """List the videos of an index, one per line.
 
     Args:
-        failed: List only files that could not be read, each with the reason.
-        as_json: Print one JSON object per line.
+        failed: List the files that could not be read instead, each with the reason.
+        as_json: Print one JSON object per line, of all files or with --failed of those that could not be read.
     """
-    for file in _open(index).files():
-        if failed and not file.error:
-            continue
-        line = f"{file.path}: {file.error}" if failed else file.path
-        print(json.dumps(asdict(file)) if as_json else line)
+    files = _open(index).files()
+    unread = sum(1 for file in files if file.error)
+    for file in files:
+        if as_json:
+            if file.error or not failed:
+                print(json.dumps(asdict(file)))
+        elif bool(file.error) == failed:
+            print(f"{file.path}: {file.error}" if failed else file.path)
+    if unread and not (failed or as_json):
+        say(f"and {counted(unread, 'file')} that could not be read (--failed lists them)")
 
 
 @Command
@@ -194,7 +201,8 @@ def rm(index: Index, sources: Places = ()) -> None:
     """
     if not sources:
         raise UsageError("give at least one file or folder; see allocembed index rm --help")
-    say(f"{_open(index).remove(sources)} files removed from {index}")
+    removed = _open(index).remove(sources)
+    say(f"{counted(removed, 'file')} removed from {index}; allocembed index adds them again if their folder is given")
 
 
 @Command
@@ -233,6 +241,8 @@ def export(index: Index, *, out: Out) -> None:
 def dups(index: Index, threshold: float = SAME_VIDEO, as_json: AsJson = False) -> None:
     """List groups of videos that are near-duplicates, such as re-encoded copies; the largest of each first.
 
+    Each is as near as the threshold to some other one of its group, not always to the first.
+
     Args:
         threshold: Cosine of whole videos above which they count as the same.
         as_json: Print JSON: a list of groups.
@@ -245,12 +255,15 @@ def dups(index: Index, threshold: float = SAME_VIDEO, as_json: AsJson = False) -
     if as_json:
         print(json.dumps([[{**asdict(each.file), "score": each.score} for each in group] for group in groups]))
         return
+    if groups:
+        print(f"{'cosine':>6}  {'size':>10}  {'file':>12}  (cosine to the first of the group)")
     for group in groups:
         for each in group:
             size = f"{each.file.width}×{each.file.height}"
             print(f"{each.score:6.3f}  {size:>10}  {each.file.size / 1e6:9.1f} MB  {each.file.path}")
         print()
-    say(f"{len(groups)} groups, {sum(len(group) - 1 for group in groups)} files more than videos")
+    spare = sum(len(group) - 1 for group in groups)
+    say(f"{counted(len(groups), 'group')}, {counted(spare, 'file')} more than different videos")
 
 
 @partial(Command, hidden=all_but("device", "dtype"))
@@ -323,8 +336,10 @@ def search(
     for path in (*image, *(example.path for example in wanted.like)):
         check_exists(path)
     opened = _open(index, config)
+    vector = None if said else opened.embed_query(wanted)
     hits = opened.search(
         wanted,
+        vector=vector,
         top=top,
         min_score=min_score,
         filters=filters,
@@ -332,10 +347,11 @@ def search(
         refine=refine,
         dedupe=dedupe,
     )
+    words = matches(opened, hits, vector)
     if as_json:
-        print(json.dumps([asdict(hit) for hit in hits]))
+        print(json.dumps([asdict(hit) | {"match": word} for hit, word in zip(hits, words, strict=True)]))
     else:
-        print_hits(hits)
+        print_hits(hits, words)
         if not hits and not opened.store.count():
             say(f"the index is empty; fill it with: allocembed index FOLDER --to {index}")
     return 0 if clip is None else cut_hits(hits, clip)

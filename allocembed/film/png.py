@@ -12,6 +12,7 @@ from allocembed.budget import SCALE_RANGE, Allocation
 from allocembed.film.strip import LEGEND_SCALES, Colour, Filmstrip, scale_colour, scale_position, text_colour
 from allocembed.output.files import whole_file
 from allocembed.video.clip import Clip
+from allocembed.words import counted
 
 Box: TypeAlias = tuple[int, int, int, int]
 
@@ -89,7 +90,7 @@ def _draw_budget(draw: ImageDraw.ImageDraw, strip: Filmstrip) -> None:
     allocation, left, right = strip.allocation, MARGIN, WIDTH - MARGIN
     colour = ALARM if strip.over_budget else TEXT
     draw.text((left, 150), f"{allocation.cost:,} {strip.limit}", colour, _font(22, bold=True), anchor="ls")
-    base = f"Base, {allocation.base_frames} native frames"
+    base = f"Base, {counted(allocation.base_frames, 'native frame')}"
     draw.text((right, 150), f"= {allocation.relative_cost:.3f}× {base}", TEXT, _font(22), anchor="rs")
     unit = (right - left) / max(allocation.cost, allocation.budget)
     end = left + round(allocation.budget * unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -30,15 +31,25 @@ class VectorWriter:
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self.path, self.stack, self.count = path, stack, 0
+        self.content = ExitStack()
 
     def add(self, embedding: VideoEmbedding) -> None:
         """Add the embedding of one video."""
         if not self.count:
-            scratch = self.stack.enter_context(whole_file(self.path))
-            write = FORMATS[self.path.suffix.lower()](scratch, len(embedding.vector))
-            self.write = self.stack.enter_context(write)
+            self.scratch = self.stack.enter_context(whole_file(self.path))
+            self.stack.enter_context(self.content)
+            write = FORMATS[self.path.suffix.lower()](self.scratch, len(embedding.vector))
+            self.write = self.content.enter_context(write)
         self.count += 1
         self.write(_row(embedding))
+
+    def keep_apart(self) -> Path:
+        """Write what was added so far to a file beside the path, for a run that ends early; return its path."""
+        self.content.close()
+        path = self.path.with_name(f"{self.path.stem}.stopped{self.path.suffix}")
+        with whole_file(path) as scratch:
+            shutil.copyfile(self.scratch, scratch)
+        return path
 
 
 def _row(embedding: VideoEmbedding) -> Row:

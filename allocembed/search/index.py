@@ -14,6 +14,7 @@ import numpy as np
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
 from allocembed.files import FileEntry, find_videos, is_there
+from allocembed.paths import is_folder
 from allocembed.remote.objects import is_below, is_remote
 from allocembed.search.doubles import drop_doubles
 from allocembed.search.filters import Filters
@@ -53,12 +54,14 @@ class VideoIndex:
         uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
         check_free(uri)  # also before a lock is made
+        there = is_folder(uri)
         with locked(uri) as lease:
             check_free(uri)
             embedder = embedder or _load(config)
             if lease is not None:
                 lease.check()  # loading may have taken longer than the lease lasts
             store = IndexStore.create(uri, settings.completed(embedder))
+            store.made_folder = not there
         return cls(store, config, embedder)
 
     @classmethod

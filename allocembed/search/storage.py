@@ -93,11 +93,12 @@ def place_of(uri: str | Path) -> str:
 
 
 @contextmanager
-def locked(uri: str) -> Iterator[Lease | None]:
+def locked(uri: str, *, made_folder: bool = False) -> Iterator[Lease | None]:
     """Hold the lock of an index, so that no other run writes to it. A killed process holds no lock.
 
-    The folder is made if it does not exist, and is removed at the end if it holds nothing but the lock. In object
-    storage the lock is a lease, which is given to the block: another run may take it over if it cannot be renewed.
+    The folder is made if it does not exist. If it was made here, or by an earlier block (`made_folder`), it is removed
+    at the end if it holds nothing but the lock. In object storage the lock is a lease, which is given to the block:
+    another run may take it over if it cannot be renewed.
     """
     if is_remote(uri):
         lease = Lease(uri)
@@ -114,7 +115,9 @@ def locked(uri: str) -> Iterator[Lease | None]:
     from filelock import FileLock, Timeout
 
     path, deadline = Path(uri) / LOCK, time.monotonic() + PATIENCE
-    made = [folder for folder in path.parent.parents if not folder.exists()]
+    made = [folder for folder in path.parents if not folder.exists()]
+    if made_folder and not made:
+        made = [path.parent]
     lock = FileLock(path, timeout=0)
     while not lock.is_locked:
         try:
@@ -134,7 +137,7 @@ def locked(uri: str) -> Iterator[Lease | None]:
             if list(path.parent.iterdir()) == [path]:
                 # A process that has opened this file meanwhile sees that it has no name any more, and opens it again.
                 path.unlink()
-                for folder in (path.parent, *made):
+                for folder in made:
                     folder.rmdir()
         lock.release()
 

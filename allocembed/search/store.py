@@ -73,6 +73,8 @@ class IndexStore:
         self.uri, self.settings = uri, settings
         self.vectors, self.files_table = tables["vectors"], tables["files"]
         self._lease: Lease | None = None
+        self.made_folder = False
+        """Whether this process made the folder of the index, and may remove it."""
 
     @classmethod
     def create(cls, uri: str, settings: IndexSettings) -> Self:
@@ -121,7 +123,7 @@ class IndexStore:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of this index."""
-        with locked(self.uri) as self._lease:
+        with locked(self.uri, made_folder=self.made_folder) as self._lease:
             try:
                 yield
             finally:

@@ -58,7 +58,7 @@ def list_images(folder: Path, source: str) -> list[Path]:
     paths = sorted((path for path in found if not path.name.startswith(".")), key=natural_order)
     if not paths:
         kinds = " ".join(sorted(IMAGE_SUFFIXES))
-        remedy = f"to read the videos in it, name them ({folder.name}/*.mp4), or add --recursive on the command line"
+        remedy = f"to read the videos in it, name them ({folder}/*.mp4), or use allocembed embed --recursive"
         raise VideoError(source, f"the folder holds no images; put frames in it ({kinds}); {remedy}")
     return paths
 

@@ -122,3 +122,12 @@ def test_what_takes_longer_than_full_resolution_is_not_recommended_for_its_time(
     assert advice.setting == ("uniform", "8f") and any("smart at 4f, smart at 8f" in note for note in advice.warnings)
     assert recommend(table, by="tokens").setting == ("smart", "8f")
     assert recommend(make_table([0.5, 0.8, 0.6, 0.95], times=[200, 300, 400, 500])).setting == ("smart", "8f")
+
+
+@pytest.mark.parametrize(("milliseconds", "said"), [(94, True), (40, False)])
+def test_a_choice_that_saves_hardly_any_time_says_so(milliseconds, said):
+    table = make_table([0.5, 0.8, 0.6, 0.95], times=[20, 30, 60, milliseconds])
+    advice = recommend(table)
+    assert advice.setting == ("smart", "8f")
+    assert ("it saves 6 % of the time here; --by tokens recommends by tokens" in advice.warnings) == said
+    assert not any("saves" in note for note in recommend(table, by="tokens").warnings)

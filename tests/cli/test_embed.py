@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from allocembed import AllocEmbed
 from tests.clips import write_audio, write_video
 from tests.command import run
 
@@ -134,8 +135,14 @@ def test_a_name_that_looks_like_an_option_gets_a_remedy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("embed", "a.mp4", "-dash.mp4", "b.mp4")
     assert result.returncode == 2 and "-dash.mp4 looks like an option: write ./-dash.mp4" in result.stderr
+    (tmp_path / "--help.mp4").touch()
+    for name in ("-dash.mp4", "--help.mp4"):
+        result = run("allocate", name)
+        assert result.returncode == 2 and f"{name} looks like an option: write ./{name}" in result.stderr
     result = run("search", "x.index", "-gear")
     assert result.returncode == 2 and "write -- before it" in result.stderr
+    result = run("search", "x.index", "a dog", "--min-score", "abc")
+    assert result.returncode == 2 and "--min-score: 'abc' is not a FLOAT" in result.stderr
 
 
 def test_allocate_prints_the_promised_json(videos, qwen3_folder):
@@ -224,6 +231,26 @@ def test_runs_that_write_the_same_file_leave_one_whole_result(videos, tmp_path, 
     assert [process.returncode for process in both] == [0, 0], said
     assert len(out.read_text().splitlines()) == 6
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("name", ["v.npz", "v.jsonl", "v.parquet"])
+def test_what_was_embedded_before_a_stop_is_kept_beside_the_output(videos, tmp_path, qwen3_folder, monkeypatch, name):
+    (tmp_path / name).write_text("of an earlier run")
+    stream = AllocEmbed.stream
+
+    def stopped(*given, **more):
+        for number, result in enumerate(stream(*given, **more)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield result
+
+    monkeypatch.setattr(AllocEmbed, "stream", stopped)
+    result = run("embed", *videos, "--backbone", qwen3_folder, "--out", tmp_path / name)
+    kept = tmp_path / name.replace("v.", "v.stopped.")
+    assert result.returncode == 130 and f"2 of 3 videos → {kept}; allocembed index can be continued" in result.stderr
+    assert (tmp_path / name).read_text() == "of an earlier run" and set(tmp_path.iterdir()) == {kept, tmp_path / name}
+    if name == "v.npz":
+        assert np.load(kept)["sources"].tolist() == [str(video) for video in videos[:2]]
 
 
 @pytest.mark.parametrize("name", ["v.npz", "v.jsonl", "v.parquet"])

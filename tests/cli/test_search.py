@@ -17,6 +17,7 @@ from PIL import Image
 
 from allocembed.config import EmbedConfig
 from allocembed.search import VideoIndex, indexing
+from allocembed.search.web.match import ChanceLevel
 from tests.clips import picture, write_video
 from tests.command import run
 
@@ -62,7 +63,8 @@ def test_info_ls_verify_and_export(place, tmp_path):
     info = json.loads(run("index", "info", place, "--json").stdout)
     assert (info["videos"], info["failed"], info["budget"], info["allocator"]) == (3, 1, "8f", "uniform")
     assert "8f" in run("index", "info", place).stdout
-    assert len(run("index", "ls", place).stdout.splitlines()) == 4
+    listed = run("index", "ls", place)
+    assert len(listed.stdout.splitlines()) == 3 and "1 file that could not be read (--failed lists" in listed.stderr
     failed = run("index", "ls", place, "--failed").stdout.splitlines()
     assert len(failed) == 1 and "bad.mp4: cannot open it as a video" in failed[0]
     rows = [json.loads(line) for line in run("index", "ls", place, "--json").stdout.splitlines()]
@@ -76,7 +78,7 @@ def test_info_ls_verify_and_export(place, tmp_path):
 
 def test_a_list_of_files_holds_nothing_but_files(place):
     listed = run("index", "ls", place).stdout.splitlines()
-    assert len(listed) == 4 and all(Path(line).is_file() for line in listed)
+    assert len(listed) == 3 and all(Path(line).is_file() for line in listed)
 
 
 def test_an_index_that_a_killed_run_left_empty_is_said_to_be_empty_and_takes_other_settings(place, tmp_path, config):
@@ -112,8 +114,24 @@ def test_search_prints_a_table_or_json(place):
     table = run("search", place, "a dog")
     assert table.returncode == 0 and "score" in table.stdout and str(place.parent / "videos" / "v1.mp4") in table.stdout
     hits = json.loads(run("search", place, "a dog", "--top", 2, "--json").stdout)
-    assert len(hits) == 2 and set(hits[0]) >= {"path", "score", "start", "end", "cost"}
+    assert len(hits) == 2 and set(hits[0]) >= {"path", "score", "match", "start", "end", "cost"}
     assert json.loads(run("search", place, "a dog", "--min-score", 1, "--json").stdout) == []
+
+
+def test_search_says_what_a_score_means(place, tmp_path, config):
+    few = json.loads(run("search", place, "a dog", "--json").stdout)
+    assert {hit["match"] for hit in few} == {""}
+    (tmp_path / "nine").mkdir()
+    for number in range(9):
+        write_video(tmp_path / "nine" / f"v{number}.mp4", [picture(37 * number + frame) for frame in range(0, 50, 5)])
+    index = VideoIndex.create(tmp_path / "index", config)
+    index.add([tmp_path / "nine"])
+    hits = json.loads(run("search", tmp_path / "index", "a dog", "--json").stdout)
+    words = ChanceLevel(index).words(index.embed_query("a dog"), [hit["score"] for hit in hits])
+    assert [hit["match"] for hit in hits] == words and set(words) <= {"strong", "likely", "weak"}
+    shown = run("search", tmp_path / "index", "a dog")
+    assert [line.split()[1] for line in shown.stdout.splitlines()[1:]] == words
+    assert ("they are only the nearest" in shown.stderr) == (set(words) == {"weak"})
 
 
 def test_search_by_example_cuts_the_moments_out(place, tmp_path):
@@ -158,7 +176,8 @@ def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, qw
 def test_files_can_be_removed(place, tmp_path):
     write_video(tmp_path / "more.mp4", 7)
     assert run("index", tmp_path / "more.mp4", "--to", place).returncode == 0
-    assert "1 files removed" in run("index", "rm", place, tmp_path / "more.mp4").stderr
+    said = run("index", "rm", place, tmp_path / "more.mp4").stderr
+    assert "1 file removed" in said and "allocembed index adds them again" in said
     assert json.loads(run("index", "info", place, "--json").stdout)["videos"] == 3
 
 

@@ -142,6 +142,18 @@ def test_an_empty_index_is_discarded_with_its_folder(empty, folder):
     assert empty.discard_if_empty() and not Path(empty.store.uri).exists()
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_that_was_there_before_stays(tmp_path, config, embedder, there):
+    place = tmp_path / "index"
+    if there:
+        place.mkdir(mode=0o750)
+    index = VideoIndex.create(place, config, embedder=embedder)
+    assert index.discard_if_empty() and place.exists() == there
+    with pytest.raises(KeyError), storage.locked(str(place)):
+        raise KeyError
+    assert place.exists() == there and (not there or (place.stat().st_mode & 0o777, *place.iterdir()) == (0o750,))
+
+
 def test_an_index_with_vectors_is_not_discarded(index):
     assert not index.discard_if_empty() and index.info()["videos"] == 9
 
