@@ -54,7 +54,7 @@ def embed(
             .parquet files.
         question: Question about the videos. It becomes part of the prompt and steers learned and sensitivity.
         instruction: Instruction to the model; it does not steer the allocator. Default: the model's own.
-        recursive: Embed all videos in the given folders and their subfolders.
+        recursive: Embed all videos in the given folders and their subfolders; their absolute paths are written.
         engine: inline runs in this process; ray on a Ray cluster, or on one that is started on this machine.
     """
     from allocembed.output.vectors import check_vector_path, vector_file
