@@ -10,7 +10,7 @@ from allocembed.film import format_time
 from allocembed.output.console import complain, say
 from allocembed.search.hit import Hit
 from allocembed.search.index import VideoIndex
-from allocembed.search.web.match import ChanceLevel
+from allocembed.search.match import ChanceLevel
 from allocembed.words import counted
 
 

@@ -59,7 +59,7 @@ class TrustedContents:
         try:
             unchanged = self.fingerprint(path) == video
         except OSError as error:
-            raise FileGone("the file is gone from the disk; index again to forget it") from error
+            raise FileGone("the file is gone from the disk; index again with --prune to forget it") from error
         if not unchanged:
             raise FileGone("the file has changed since it was indexed; index again")
 

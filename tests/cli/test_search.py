@@ -17,7 +17,7 @@ from PIL import Image
 
 from allocembed.config import EmbedConfig
 from allocembed.search import VideoIndex, indexing
-from allocembed.search.web.match import ChanceLevel
+from allocembed.search.match import ChanceLevel
 from tests.clips import picture, write_video
 from tests.command import run
 

@@ -86,6 +86,9 @@ def test_similar_videos_leave_out_the_one_asked_about(client, index):
     video = video_id(index, "v1.mp4")
     found = client.json(f"/api/videos/{video}/similar")
     assert len(found) == 4 and video not in {hit["video"] for hit in found}
+    longer = client.json(f"/api/videos/{video}/similar?shortest=5")
+    assert [hit["path"] for hit in longer] == ["long.mp4"]
+    assert client.get(f"/api/videos/{video}/similar?folder=nowhere").status == 400
 
 
 @pytest.mark.parametrize(
@@ -156,6 +159,9 @@ def test_a_token_is_asked_of_everyone(index):
         for path in ("/", "/page/page.js", "/api/info", "/api/search?q=a", "/openapi.json"):
             assert client.get(path).status == 401
             assert client.get(path, {"Authorization": "Bearer wrong"}).status == 401
+        page = client.get("/?token=wrong")
+        assert page.headers["Content-Type"].startswith("text/html") and b'name="token"' in page.body
+        assert json.loads(client.get("/api/info").body)["detail"].startswith("a token is needed")
         first = client.get("/?token=a%20secret%20%E2%98%83")
         assert first.status == 200 and "HttpOnly" in first.headers["Set-Cookie"]
         cookie = first.headers["Set-Cookie"].split(";")[0]
@@ -184,7 +190,7 @@ def test_a_file_that_is_gone_or_changed_is_not_served_and_hurts_nobody(client, i
     shutil.copy2(path, tmp_path / "kept")
     path.unlink()
     gone = client.get(f"/api/videos/{video}/file")
-    assert gone.status == 410 and b"gone from the disk" in gone.body
+    assert gone.status == 410 and b"index again with --prune to forget it" in gone.body
     path.write_text("something else")
     assert client.get(f"/api/videos/{video}/file").status == 410
     assert client.search("anything", top=5) and client.get(f"/api/videos/{video}/film.jpg").status == 200

@@ -91,7 +91,8 @@ def test_folders_are_named_without_the_place_they_are_in(client):
     assert {hit["folder"] for hit in hits} == {"", "holidays/lake", "work"}
     assert len(client.search("a dog", folder="holidays")) == 3 and len(client.search("a dog", folder="work")) == 3
     for name in ("..", "/", "secret%20place", "work/..", "%2fetc"):
-        assert client.get(f"/api/search?q=a&folder={name}").status == 400, "only names from the list are taken"
+        reply = client.get(f"/api/search?q=a&folder={name}")
+        assert reply.status == 400 and "there is no folder “" in reply.body.decode(), "only names from the list"
 
 
 def test_filters_and_sentences_reach_the_search(client):
@@ -137,6 +138,22 @@ def test_a_clip_is_a_file_of_its_own_that_leaves_nothing_behind(client, long, tm
     assert reply.headers["Content-Disposition"] == f"attachment; filename*=utf-8''{quote('long ü')}-00m04s.mp4"
     with av.open(io.BytesIO(reply.body)) as clip:
         assert 3.5 < clip.duration / 1e6 < 9
+
+
+def test_a_gif_is_a_picture_and_its_clip_is_all_of_it(tmp_path, config, embedder):
+    frames = [Image.new("RGB", (64, 48), (25 * number, 80, 120)) for number in range(8)]
+    frames[0].save(tmp_path / "moving ü.gif", save_all=True, append_images=frames[1:], duration=100)
+    index = VideoIndex.create(tmp_path / "index", config, embedder=embedder)
+    index.add([tmp_path / "moving ü.gif"])
+    (file,), content = index.files(), (tmp_path / "moving ü.gif").read_bytes()
+    with serving(index) as client:
+        shown = client.get(f"/api/videos/{file.video}/file")
+        assert shown.headers["Content-Type"] == "image/gif" and shown.body == content
+        saved = client.get(f"/api/videos/{file.video}/clip?start=0&end=0.5")
+        assert saved.status == 200 and saved.body == content
+        assert saved.headers["Content-Disposition"] == f"attachment; filename*=utf-8''{quote('moving ü.gif')}"
+        (tmp_path / "moving ü.gif").write_bytes(content + b"changed")
+        assert client.get(f"/api/videos/{file.video}/clip?start=0&end=0.5").status == 410
 
 
 @pytest.mark.parametrize(
@@ -263,7 +280,7 @@ def test_too_many_uploads_get_a_503(index, monkeypatch):
 def test_a_score_is_called_strong_only_if_it_stands_out():
     import numpy as np
 
-    from allocembed.search.web.match import ChanceLevel
+    from allocembed.search.match import ChanceLevel
 
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(60, 64))

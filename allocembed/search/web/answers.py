@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import HTTPException
+from fastapi import Depends, HTTPException
 from fastapi import Query as Parameter
 
 from allocembed.backbones.registry import find_entry
@@ -17,10 +17,10 @@ from allocembed.files import FileEntry
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.index import VideoIndex
+from allocembed.search.match import ChanceLevel
 from allocembed.search.query import LONGEST_QUERY, Query, check_query
 from allocembed.search.refine import refine
 from allocembed.search.web.folders import FolderNames
-from allocembed.search.web.match import ChanceLevel
 
 SENTENCES = 8  # in one search
 TOY = "Toy model: {name} knows only the drawn world of the demo. Its scores of real videos mean nothing."
@@ -47,11 +47,7 @@ class Asked:
     min_score: float | None
 
 
-def asked(
-    q: Annotated[list[Sentence], Parameter(max_length=SENTENCES, description="What the video shows.")] = [],  # noqa: B006
-    unlike: Annotated[
-        list[Sentence], Parameter(alias="not", max_length=SENTENCES, description="What it does not show.")
-    ] = [],  # noqa: B006
+def chosen(
     folder: Annotated[str | None, Parameter(max_length=1000, description="One of the folders of /api/info.")] = None,
     after: Day = None,
     before: Day = None,
@@ -59,13 +55,23 @@ def asked(
     longest: Seconds = None,
     least_height: Annotated[int | None, Parameter(ge=0, le=100_000, description="Pixels of the shorter side.")] = None,
     speech: Annotated[bool | None, Parameter(description="Whether something is said in the video.")] = None,
+) -> Filters:
+    """The filters of a search."""
+    return Filters(folder, after, before, shortest, longest, least_height, speech)
+
+
+def asked(
+    filters: Annotated[Filters, Depends(chosen)],
+    q: Annotated[list[Sentence], Parameter(max_length=SENTENCES, description="What the video shows.")] = [],  # noqa: B006
+    unlike: Annotated[
+        list[Sentence], Parameter(alias="not", max_length=SENTENCES, description="What it does not show.")
+    ] = [],  # noqa: B006
     said: Annotated[bool | None, Parameter(description="Look in speech only, or in pictures only.")] = None,
     dedupe: Annotated[bool, Parameter(description="Leave out near-duplicates of better hits.")] = False,
     top: Top = 12,
     min_score: MinScore = None,
 ) -> Asked:
     """The parameters of a search."""
-    filters = Filters(folder, after, before, shortest, longest, least_height, speech)
     return Asked(tuple(q), tuple(unlike), filters, said, dedupe, top, min_score)
 
 
@@ -104,9 +110,13 @@ class Answers:
         )
         return self._as_json(hits, vector, filters)
 
-    def similar(self, video: str, vector: np.ndarray, top: int, min_score: float | None) -> list[dict[str, Any]]:
+    def similar(
+        self, video: str, vector: np.ndarray, top: int, min_score: float | None, wanted: Filters
+    ) -> list[dict[str, Any]]:
         """Hits like a video of the index, without it."""
-        return self._as_json(self.index.search_vector(vector, top=top, min_score=min_score, without=video), vector)
+        filters = self._with_path(wanted)
+        hits = self.index.search_vector(vector, top=top, min_score=min_score, without=video, filters=filters)
+        return self._as_json(hits, vector, filters)
 
     def moment(self, file: FileEntry, key: str) -> dict[str, Any]:
         """The moment of a video for an earlier search, looked at again more closely."""
@@ -123,7 +133,9 @@ class Answers:
             return None if filters.is_empty else filters
         folder = self.folders.names().get(str(filters.folder))
         if folder is None:
-            raise HTTPException(400, "the index has no such folder: choose one of /api/info")
+            raise HTTPException(
+                400, f"there is no folder “{filters.folder}” in this index: choose another one, or none"
+            )
         return replace(filters, folder=folder)
 
     def _as_json(

@@ -8,7 +8,7 @@ from typing import BinaryIO
 from urllib.parse import quote
 
 from fastapi import HTTPException
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from allocembed.files import FileEntry
 from allocembed.search.cut import cut
@@ -16,6 +16,20 @@ from allocembed.search.cut import cut
 LONGEST = 600.0  # seconds of a clip
 LARGEST = 2**30  # bytes that a clip may have, judged by its share of the video
 BLOCK = 1 << 18
+UNCUT = (".gif",)  # no container into which a cut is written holds what is in these files
+
+
+def is_uncut(file: FileEntry) -> bool:
+    """Whether a file is only given whole."""
+    return Path(file.path).suffix.lower() in UNCUT
+
+
+def whole_response(file: FileEntry) -> FileResponse:
+    """All of a file as an attachment."""
+    headers = {"Cache-Control": "no-store"}
+    return FileResponse(
+        file.path, filename=Path(file.path).name, media_type="application/octet-stream", headers=headers
+    )
 
 
 def check_clip(file: FileEntry, start: float, end: float) -> None:

@@ -17,13 +17,14 @@ PAGE = {
 }
 
 
-def page_file(name: str) -> Response:
+def page_file(name: str, status: int = 200) -> Response:
     """A file of the page by its name."""
     if name not in PAGE:
         raise HTTPException(404, "the page has no such part")
     kind = KINDS[name[name.rindex(".") :]]
     # Another version of the package may be served from the same address next time.
-    return Response(PAGE[name], media_type=f"{kind}; charset=utf-8", headers={"Cache-Control": "no-cache"})
+    headers = {"Cache-Control": "no-cache"}
+    return Response(PAGE[name], status, headers=headers, media_type=f"{kind}; charset=utf-8")
 
 
 def poster(whole: EmbeddedSegment) -> bytes:

@@ -22,6 +22,7 @@ from allocembed.errors import AllocEmbedError, MissingDependency, SearchError
 from allocembed.film import scale_colour
 from allocembed.output.console import complain, stderr
 from allocembed.search.contents import NoSuchVideo, file_of, path_of, segments_of
+from allocembed.search.filters import Filters
 from allocembed.search.index import VideoIndex
 from allocembed.search.places import places_of, without_folders
 
@@ -36,8 +37,8 @@ try:
 except ImportError as error:
     raise MissingDependency("the search page", "FastAPI and uvicorn", "search") from error
 
-from allocembed.search.web.answers import Answers, Asked, MinScore, Top, asked
-from allocembed.search.web.clips import check_clip, clip_response
+from allocembed.search.web.answers import Answers, Asked, MinScore, Top, asked, chosen
+from allocembed.search.web.clips import check_clip, clip_response, is_uncut, whole_response
 from allocembed.search.web.connections import KEEP_ALIVE, LimitedProtocol
 from allocembed.search.web.limits import FileContents, WorkQueue, is_loopback
 from allocembed.search.web.pictures import page_file, poster
@@ -81,8 +82,7 @@ def _guard(app: FastAPI, index: VideoIndex, token: str | None, host: str) -> Non
         keys = (_digest(request.query_params.get("token") or _bearer(request)), request.cookies.get(COOKIE, ""))
         admitted = any(hmac.compare_digest(key.encode(), secret.encode()) for key in keys)
         if token and not admitted:
-            detail = "a token is needed: open the page with ?token=…, or send it as a bearer header"
-            response: Response = JSONResponse({"detail": detail}, status_code=401)
+            response = _ask_for_token(request.url.path)
         else:
             response = await proceed(request)
             if token and request.query_params.get("token"):
@@ -142,11 +142,13 @@ def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
             return await run_in_threadpool(find, body)
 
     @app.get("/api/videos/{video}/similar")
-    def similar(video: VideoId, top: Top = 12, min_score: MinScore = None) -> list[dict[str, Any]]:
+    def similar(
+        video: VideoId, wanted: Annotated[Filters, Depends(chosen)], top: Top = 12, min_score: MinScore = None
+    ) -> list[dict[str, Any]]:
         """Videos like one of the index, without that one."""
         segments = segments_of(index, video, "vector")
         with queue.place():
-            return answers.similar(video, segments[0].vector, top, min_score)
+            return answers.similar(video, segments[0].vector, top, min_score, wanted)
 
     @app.get("/api/videos/{video}/moment")
     def moment(video: VideoId, query: Annotated[str, Parameter(pattern="^[0-9a-f]{16}$")]) -> dict[str, Any]:
@@ -212,10 +214,14 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
 
     @app.get("/api/videos/{video}/clip", response_class=Response)
     def clip(video: VideoId, start: Seconds, end: Seconds) -> Response:
-        """A moment of the video as a file, copied without re-encoding; it begins at the keyframe before `start`."""
+        """A moment of the video as a file, copied without re-encoding; it begins at the keyframe before `start`.
+
+        A GIF comes whole."""
         entry = file_of(index, video)
-        check_clip(entry, start, end)
         contents.check(path_of(entry), video)
+        if is_uncut(entry):
+            return whole_response(entry)
+        check_clip(entry, start, end)
         with cutting.place():
             return clip_response(entry, start, end)
 
@@ -289,6 +295,14 @@ def _open_browser(address: str) -> None:
 
 def _digest(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _ask_for_token(path: str) -> Response:
+    """A page for visitors, who may have a bookmark without the token; JSON for programs."""
+    if path == "/":
+        return page_file("token.html", 401)
+    detail = "a token is needed: open the page with ?token=…, or send it as a bearer header"
+    return JSONResponse({"detail": detail}, status_code=401)
 
 
 def _bearer(request: Request) -> str:

@@ -1,38 +1,45 @@
 // The page: what is asked for, the search, and what is said when there is nothing to show.
+import * as address from "./address.js";
 import { listen, pick, picture, unpick } from "./picture.js";
 import * as player from "./player.js";
-import { callToy, cards, neighbour, show, showGhosts } from "./results.js";
-import { $, Refusal, ask, make, plural } from "./tools.js";
+import { callToy, cards, markCard, neighbour, show, showGhosts } from "./results.js";
+import { $, Refusal, ask, count, make, plural } from "./tools.js";
 
 const form = document.querySelector("form"), field = name => form.elements[name];
 const NAMES = ["also", "not", "folder", "lasts", "least_height", "after", "before", "speech", "said"], STEP = 24, MOST = 100;
-let running = null, hits = [], wanted = null, info = null;
+const SENTENCES = ["also", "not", "said"];  // the others leave some videos out, whatever is looked for
+const TOY = ["pink scissors by the sea and the word PUZZLE", "a red ampersand inside a room and the word PARROT", "a white play button in the city and a sign that says BEAVER"];  // in the demo's videos
+let running = null, hits = [], wanted = null, told = null, info = null, opened = "", like = null;
 
 // ---- what is asked for
 
 const filters = () => Object.fromEntries(NAMES.map(name => [name, field(name).value.trim()]).filter(([, value]) => value));
+const words = () => $("query").value.trim() || field("also").value.trim();
 
 /** The parameters of the server's search, from the fields. */
-function parameters(top) {
+function parameters() {
   const chosen = filters(), query = new URLSearchParams();
-  for (const sentence of [$("query").value.trim(), chosen.also]) if (sentence) query.append("q", sentence);
-  if (chosen.not) query.append("not", chosen.not);
-  for (const name of ["folder", "least_height", "after", "before", "speech", "said"]) if (chosen[name]) query.set(name, chosen[name]);
+  if (!like) {
+    for (const sentence of [$("query").value.trim(), chosen.also]) if (sentence) query.append("q", sentence);
+    if (chosen.not) query.append("not", chosen.not);
+    if (chosen.said) query.set("said", chosen.said);
+  }
+  for (const name of ["folder", "least_height", "after", "before", "speech"]) if (chosen[name]) query.set(name, chosen[name]);
   if (chosen.lasts) {
     const [shortest, longest] = chosen.lasts.split("-");
     if (shortest) query.set("shortest", shortest);
     if (longest) query.set("longest", longest);
   }
-  query.set("top", top);
   return query;
 }
 
-/** The address of this search, for bookmarks and the back button. A picture is not part of it. */
-function address() {
-  const query = new URLSearchParams(), words = $("query").value.trim();
-  if (words) query.set("q", words);
+/** The search as the address holds it. A picture is not part of it. */
+function searched() {
+  const query = new URLSearchParams(), sentence = $("query").value.trim();
+  if (sentence) query.set("q", sentence);
   for (const [name, value] of Object.entries(filters())) query.set(name, value);
-  return query.size ? "?" + query : location.pathname;
+  if (like) query.set("like", like.video);
+  return query;
 }
 
 function restore() {
@@ -43,6 +50,19 @@ function restore() {
   for (const name of NAMES) field(name).value = query.get(name) ?? "";
   $("filters").open ||= NAMES.some(name => query.has(name));
   countFilters();
+  setLike(address.like() ? { video: address.like(), name: "" } : null);
+}
+
+/** Look for videos like one of the index instead of for words; null ends that. */
+function setLike(video) {
+  like = video;
+  $("like").hidden = !like;
+  $("alike").textContent = like ? "like " + (like.name || "this video") : ""; $("alike").title = like?.name ?? "";
+  if (like && !like.name) ask("/api/videos/" + like.video).then(about => {
+    if (like !== video) return;
+    setLike({ ...video, name: about.name });
+    if (told?.alike) list();
+  }, () => {});
 }
 
 function offerFolders(names) {
@@ -59,36 +79,67 @@ function countFilters() {
 
 // ---- the search
 
-function search(keep = false) {
-  const words = $("query").value.trim() || field("also").value.trim();
-  if (!words && !picture()) return state("Write what the video shows", "Or choose, paste or drop a picture.");
-  if (!keep && address() !== (location.search || location.pathname)) history.pushState(null, "", address());
-  wanted = top => picture()
-    ? ["/api/search/image?" + parameters(top), { method: "POST", body: picture(), headers: { "Content-Type": picture().type } }]
-    : ["/api/search?" + parameters(top), {}];
-  player.close();
-  return run(STEP, picture() && !words ? "by this picture" : "");
+/** Search for what the visitor has just asked for. */
+function search() {
+  address.search(searched());
+  start();
 }
 
-async function run(top, words, quiet = false) {
+/** Do the search, or say what can be done here if there is none. Then open the video that the address names. */
+async function start() {
+  running?.abort();
+  player.close();
+  hits = []; told = wanted = null;
+  $("doubt").textContent = "";
+  if (!like && !words() && !picture()) { running = null; say(""); welcome(); return follow(); }
+  const query = parameters(), path = like ? "/api/videos/" + like.video + "/similar" : picture() ? "/api/search/image" : "/api/search";
+  const options = picture() && !like ? { method: "POST", body: picture(), headers: { "Content-Type": picture().type } } : {};
+  wanted = top => [path + "?" + query + "&top=" + top, options];
+  if (await run(STEP)) follow();
+}
+
+const alike = () => "like " + (like?.name || "this video");
+
+/** Show the first results; false if another search came in between. */
+async function run(top, quiet = false) {
   running?.abort();
   const mine = running = new AbortController(), started = performance.now(), [path, options] = wanted(top);
-  say(words ? "Searching " + words + " …" : "Searching …");
+  const note = like ? alike() : picture() && !words() ? "by this picture" : "";
+  // Every video is a result, unless a filter leaves some out.
+  const whole = !Object.keys(filters()).some(name => name === "said" || !SENTENCES.includes(name));
+  say(note ? "Searching " + note + " …" : "Searching …");
   $("state").hidden = true; $("more").hidden = true;
   if (!quiet) showGhosts();
   try {
     hits = await ask(path, { ...options, signal: mine.signal }, () => say("The server is busy. Trying again …"));
-    if (mine !== running) return;
-    show(hits, open);
-    $("more").hidden = hits.length < top || top >= MOST;
-    $("more").onclick = () => run(Math.min(MOST, top * 2), words, true);
-    say(hits.length ? plural(hits.length, "video") + (words ? " " + words : "") + " in " + Math.round(performance.now() - started) + " ms" : "");
+    if (mine !== running) return false;
+    told = { top, note, whole, alike: !!like, took: performance.now() - started };
+    list();
     if (!hits.length) nothing();
-  } catch (error) { if (error.name !== "AbortError" && mine === running) fail(error, () => run(top, words)); }
+  } catch (error) {
+    if (mine !== running || error.name === "AbortError") return false;
+    fail(error, async () => { if (await run(top)) follow(); });
+  }
+  return true;
+}
+
+/** Draw the results, and say how many there are. */
+function list() {
+  show(hits, open);
+  markCard(opened);
+  const { top, took } = told, note = told.alike ? alike() : told.note, most = info && told.whole ? info.videos - told.alike : null;
+  const further = hits.length >= top && !(most !== null && most <= hits.length);
+  const some = most === null ? "The first " + plural(hits.length, "video") : count(hits.length) + " of " + plural(most, "video");
+  say(hits.length ? (further ? some : plural(hits.length, "video")) + (note ? " " + note : "") + " in " + Math.round(took) + " ms" : "");
+  $("sorted").textContent = further ? "Sort these " + hits.length + " by" : "Sort by";
+  $("more").hidden = !further || top >= MOST;
+  $("more").onclick = () => run(Math.min(MOST, top * 2), true);
+  $("doubt").textContent = hits.length && hits.every(hit => hit.match === "weak") ? "Nothing here clearly matches; these are the nearest." : "";
 }
 
 /** A sentence or two on how well a hit matches. */
 function why(hit) {
+  if (hit.score === undefined) return "";
   const score = "Its score of " + hit.score.toFixed(3);
   const text = {
     strong: "Strong match. " + score + " is far above what other videos here get for this.",
@@ -99,10 +150,39 @@ function why(hit) {
   return text + (info?.notice && hit.match !== "said" ? " A toy model says so: it counts for the demo's videos only." : "");
 }
 
-function open(hit, button) {
-  document.querySelectorAll("#results [aria-current]").forEach(each => each.removeAttribute("aria-current"));
-  button.setAttribute("aria-current", "true");
-  player.open(hit, why(hit)).catch(error => say(error.message, true));
+// ---- the open video
+
+/** Open a hit that the visitor has chosen. */
+function open(hit) {
+  address.open(hit.video, hit.start);
+  enter(hit, { playing: true });
+}
+
+function enter(hit, how) {
+  opened = hit.video;
+  markCard(opened);
+  player.open(hit, why(hit), how).catch(error => say(error.message, true));
+}
+
+/** Open or close the player as the address says, after a step in the history or when the page is loaded. */
+async function follow() {
+  const asked = address.opened();
+  if (!asked) return player.current() && closePlayer();
+  const hit = hits.find(each => each.video === asked.video) ?? await unlisted(asked).catch(() => null);
+  if (hit && address.opened()?.video === asked.video && player.current()?.video !== asked.video) enter(hit, { at: asked.at });
+}
+
+/** A video that is not among the results, in the form of a hit. */
+async function unlisted({ video, at }) {
+  const about = await ask("/api/videos/" + video), start = Math.min(at ?? 0, about.duration);
+  const segment = about.segments.find(each => each.start <= start && start < each.end);
+  return { video, path: about.name, duration: about.duration, width: about.width, height: about.height, start, end: segment?.end ?? about.duration, segment: 0 };
+}
+
+function closePlayer() {
+  player.close();
+  address.close();
+  (markCard(opened) ?? $("query")).focus();
 }
 
 // ---- what is said
@@ -121,14 +201,16 @@ function state(title, text, { bad = false, list = [], actions = [] } = {}) {
   }
   box.replaceChildren(...parts);
   box.classList.toggle("bad", bad); box.hidden = false;
-  delete box.dataset.nothing;
+  delete box.dataset.nothing; delete box.dataset.welcome;
   $("results").replaceChildren(); $("results").removeAttribute("aria-busy");
-  $("sorting").hidden = true; $("more").hidden = true;
+  $("sorting").hidden = true; $("more").hidden = true; $("doubt").textContent = "";
 }
 
 function fail(error, again) {
   if (!(error instanceof Refusal)) throw error;
-  const actions = [["Try again", again]];
+  const actions = [["Try again", again]], { folder } = filters();
+  if (error.status === 400 && folder) actions.unshift(["Search all folders", () => { field("folder").value = ""; countFilters(); search(); }]);
+  if (error.status === 404 && like) actions.unshift(["Search by words", unlike]);
   const [title, text] = {
     0: ["The server does not answer", "Check that allocembed serve is still running, and that this machine can reach it."],
     401: ["A token is needed", "Open the page once with ?token=… at the end of its address."],
@@ -150,14 +232,14 @@ function nothing() {
   $("state").dataset.nothing = "";
 }
 
-/** Search if there is something to search for, else say what can be done here. */
-function start() {
-  if ($("query").value.trim() || field("also").value.trim()) return search(true);
-  running?.abort();
-  wanted = null;
-  player.close();
-  say("");
-  state("Describe what you are looking for", "A sentence about what can be seen works best, such as “a dog jumps into a lake”. You can also paste a picture, or drop one anywhere.");
+/** What can be done here. A toy model gets sentences that it knows. */
+function welcome() {
+  const way = " You can also paste a picture, or drop one anywhere.";
+  const actions = info?.notice ? TOY.map(sentence => [sentence, () => { $("query").value = sentence; search(); }]) : [];
+  const text = info?.notice ? "This toy model knows the drawn videos of the demo only. Try one of these:"
+    : "A sentence about what can be seen works best" + (info ? ", such as “a dog jumps into a lake”." : ".") + way;
+  state("Describe what you are looking for", text, { actions });
+  $("state").dataset.welcome = "";
 }
 
 // ---- the rest of the page
@@ -168,8 +250,14 @@ function clear() {
   if (wanted) search();
 }
 
+function unlike() {
+  setLike(null);
+  $("query").focus();
+  search();
+}
+
 async function take(file) {
-  if (await pick(file)) return search();
+  if (await pick(file)) { setLike(null); return search(); }
   say("This file is not a picture that the browser can read.", true);
 }
 
@@ -180,28 +268,36 @@ function theme(chosen) {
   $("theme").setAttribute("aria-label", dark() ? "Use the light theme" : "Use the dark theme");
 }
 
-form.addEventListener("submit", event => { event.preventDefault(); search(); });
-form.addEventListener("change", event => { if (NAMES.includes(event.target.name)) { countFilters(); if (wanted) search(); } });
-$("sort").onchange = () => show(hits, open);
+form.addEventListener("submit", event => { event.preventDefault(); setLike(null); search(); });
+form.addEventListener("change", event => {
+  const { name } = event.target;
+  if (!NAMES.includes(name)) return;
+  countFilters();
+  if (SENTENCES.includes(name)) setLike(null);
+  if (wanted) search();
+});
+$("sort").onchange = () => { show(hits, open); markCard(opened); };
 $("clear").onclick = clear;
-$("unpick").onclick = () => { unpick(); $("query").focus(); start(); };
+$("unpick").onclick = () => { unpick(); $("query").focus(); search(); };
+$("unlike").onclick = unlike;
 $("similar").onclick = () => {
   const hit = player.current();
   if (!hit) return;
-  wanted = top => ["/api/videos/" + hit.video + "/similar?top=" + top, {}];
-  run(STEP, "like " + hit.path);
+  unpick();
+  setLike({ video: hit.video, name: hit.path });
+  search();
+  $("unlike").focus();
 };
+$("view").addEventListener("jump", event => address.open(player.current().video, event.detail));
 $("theme").onclick = () => theme(true);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme());
-function closePlayer() {
-  const from = cards().find(each => each.getAttribute("aria-current"));
-  player.close();
-  (from ?? $("query")).focus();
-}
 $("close").onclick = closePlayer;
-addEventListener("popstate", () => { restore(); unpick(); start(); });
+addEventListener("popstate", () => {
+  if (!address.isOtherSearch()) return follow();
+  restore(); unpick(); start();
+});
 addEventListener("keydown", event => {
-  const active = document.activeElement, typing = active === $("query"), inCard = active.classList.contains("card"), all = cards();
+  const active = document.activeElement, typing = active === $("query") || active === $("unlike"), inCard = active.classList.contains("card"), all = cards();
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(active.tagName)) { event.preventDefault(); $("query").focus(); $("query").select(); }
   else if (event.key === "Escape" && !$("view").hidden) closePlayer();
@@ -214,8 +310,7 @@ addEventListener("keydown", event => {
 
 theme();
 listen(take);
-const query = new URLSearchParams(location.search);
-if (query.has("token")) { query.delete("token"); history.replaceState(null, "", query.size ? "?" + query : location.pathname); }  // the cookie has it now
+address.dropToken();
 offerFolders([]);
 restore();
 start();
@@ -224,7 +319,8 @@ ask("/api/info").then(about => {
   $("about").textContent = [plural(about.videos, "video"), about.backbone, about.allocator, "budget " + about.budget].join(" · ");
   $("notice").textContent = about.notice ?? ""; $("notice").hidden = !about.notice;
   callToy(!!about.notice);
-  if (about.notice && hits.length) show(hits, open);
+  if (hits.length) list();
+  if (!$("state").hidden && "welcome" in $("state").dataset) welcome();
   if (!$("state").hidden && "nothing" in $("state").dataset) nothing();  // which came before it was known how many videos there are
   document.querySelectorAll("[data-lines]").forEach(each => { each.hidden = !about.lines; });
   offerFolders(about.folders ?? []);

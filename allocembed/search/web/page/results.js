@@ -1,5 +1,5 @@
 // The list of videos: cards, their order, and the places of cards that are still on their way.
-import { $, clock, count, make, span } from "./tools.js";
+import { $, count, make, span } from "./tools.js";
 
 const LEVELS = { strong: 3, likely: 2, weak: 1 };
 const WORDS = { strong: "Strong match", likely: "Likely match", weak: "Weak match", said: "Was said" };
@@ -33,8 +33,8 @@ export const poster = hit => "/api/videos/" + hit.video + (hit.segment ? "/segme
 function card(hit, open) {
   const item = make("li"), button = make("button", "", "card"), shot = make("span", "", "shot"), text = make("span", "", "text");
   const picture = new Image(), meta = make("span", "", "meta"), title = make("b", hit.path);
-  button.type = "button";
-  button.setAttribute("aria-label", [hit.path, clock(hit.start) + " to " + clock(hit.end), words(hit), hit.line && "said: " + hit.line].filter(Boolean).join(", "));
+  button.type = "button"; button.dataset.video = hit.video;
+  button.setAttribute("aria-label", [hit.path, span(hit, " to "), words(hit), hit.line && "said: " + hit.line].filter(Boolean).join(", "));
   picture.alt = ""; picture.loading = "lazy"; picture.src = poster(hit);
   shot.append(picture);
   if (hit.copies) shot.append(make("span", "+ " + count(hit.copies) + (hit.copies === 1 ? " copy" : " copies"), "copies"));
@@ -44,7 +44,7 @@ function card(hit, open) {
   meta.append(make("span", span(hit), "time"), make("span", count(hit.cost) + " tokens"), match(hit));
   text.append(meta);
   button.append(shot, text);
-  button.onclick = () => open(hit, button);
+  button.onclick = () => open(hit);
   item.append(button);
   return item;
 }
@@ -55,6 +55,12 @@ export function show(hits, open) {
   $("results").replaceChildren(...[...hits].sort(order).map(hit => card(hit, open)));
   $("results").removeAttribute("aria-busy");
   $("sorting").hidden = hits.length < 2;
+}
+
+/** Mark the card of the video that was opened last, and return it if there is one. */
+export function markCard(video) {
+  for (const each of cards()) each.dataset.video === video ? each.setAttribute("aria-current", "true") : each.removeAttribute("aria-current");
+  return cards().find(each => each.dataset.video === video);
 }
 
 /** Grey cards while a search runs. */
