@@ -20,6 +20,7 @@ CANDIDATES = 24  # "the other methods begin with 24 candidate frames" (ibid.)
 SCALE_RANGE = (0.2, 1.8)  # table 4
 LARGEST = 10**9  # tokens or frames: far above any model, far below integer overflow
 EXTREME = 1e9  # scales beyond it, or below its inverse, are limited
+LARGEST_SCALE = 1000.0  # of a range: no model reads such frames, and their tokens can still be counted
 _NUDGE = 1e-9  # lifts a scale over the rounding edge it was computed from
 _BISECTIONS = 40
 
@@ -170,10 +171,12 @@ def grids_at(scales: np.ndarray, native: np.ndarray) -> np.ndarray:
 
 
 def check_range(scale_range: tuple[float, float]) -> tuple[float, float]:
-    """Return the range as floats; raise BudgetError if it is empty, reversed or not positive."""
+    """Return the range as floats; raise BudgetError if it is empty, reversed, not positive or too large to count."""
     low, high = (float(bound) for bound in scale_range)
-    if not (0 < low <= high < np.inf):
-        raise BudgetError(f"the scale range must be 0 < s_min ≤ s_max, such as 0.2 1.8; got {low:g} {high:g}")
+    if not (0 < low <= high <= LARGEST_SCALE):
+        raise BudgetError(
+            f"the scale range must be 0 < s_min ≤ s_max ≤ {LARGEST_SCALE:g}, such as 0.2 1.8; got {low:g} {high:g}"
+        )
     return low, high
 
 

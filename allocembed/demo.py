@@ -238,8 +238,8 @@ def _print_answer(console: Console, answer: DemoAnswer) -> None:
 
 
 def _ignore(out: Path) -> None:
-    """Keep the folder out of the repository in which the demo may be run, unless it has rules of its own."""
-    if (out / ".gitignore").exists():
+    """Keep the folder out of the repository in which the demo may be run, unless it is somebody's own."""
+    if out.exists() and any(out.iterdir()):
         return
     with whole_file(out / ".gitignore") as scratch:
         scratch.write_text("*\n")

@@ -11,7 +11,7 @@ from stat import S_ISREG
 from typing import Self
 
 from allocembed.errors import VideoError
-from allocembed.paths import why_absent
+from allocembed.paths import absolute, why_absent
 from allocembed.remote.objects import ObjectInfo, is_remote, list_objects, look
 from allocembed.video.clip import is_video
 
@@ -65,30 +65,33 @@ def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterat
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # else it was deleted meanwhile
-            unread[str(Path(error.filename).absolute())] = cannot_read(error)
+            unread[str(absolute(error.filename))] = cannot_read(error)
 
     for source in sources:
         if is_remote(source):
             yield from _objects(str(source))
             continue
         source = Path(source)
+        if source.is_symlink() and not source.exists():  # one of many names that a shell has filled in
+            yield FileEntry(str(absolute(source)), error=DANGLING)
+            continue
         if cause := why_absent(source):
             raise VideoError(str(source), cause)
         for path in _walk(source, refuse) if source.is_dir() else [source]:
-            absolute = str(path.absolute())
+            name = str(absolute(path))
             try:
-                absolute.encode()
+                name.encode()
                 status = path.stat()
             except UnicodeEncodeError:
-                unread[os.fsencode(absolute).decode(errors="replace")] = NOT_UTF8
+                unread[os.fsencode(name).decode(errors="replace")] = NOT_UTF8
             except PermissionError as error:
                 refuse(error)  # its folder can be listed, but not entered
             except OSError:
                 if path.is_symlink():  # else it was deleted meanwhile
-                    yield FileEntry(absolute, error=DANGLING)
+                    yield FileEntry(name, error=DANGLING)
             else:
                 cause = "" if S_ISREG(status.st_mode) else NOT_REGULAR
-                yield FileEntry(absolute, size=status.st_size, changed=status.st_mtime_ns, error=cause)
+                yield FileEntry(name, size=status.st_size, changed=status.st_mtime_ns, error=cause)
 
 
 def _objects(source: str) -> Iterator[FileEntry]:

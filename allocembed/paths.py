@@ -1,6 +1,16 @@
 """Questions about paths that somebody has typed: they may be too long, or in a folder that may not be entered."""
 
+import os
 from pathlib import Path
+
+
+def absolute(path: str | Path) -> Path:
+    """The same path from the root on, without . and .., so that a file has one name however it was written.
+
+    >>> absolute("a/../b.mp4") == Path.cwd() / "b.mp4"
+    True
+    """
+    return Path(os.path.abspath(path))  # noqa: PTH100 (Path.absolute keeps ..)
 
 
 def is_folder(path: str | Path) -> bool:

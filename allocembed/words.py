@@ -1,4 +1,6 @@
-"""Numbers in sentences."""
+"""Numbers and names in sentences."""
+
+import re
 
 
 def counted(number: int, noun: str) -> str:
@@ -10,3 +12,12 @@ def counted(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun[:-1]}ies" if noun.endswith("y") else f"{number:,} {noun}s"
+
+
+def printable(text: str, kept: str = "") -> str:
+    """A text whose control characters are written out, but for those that are kept: a name may hold any.
+
+    >>> print(printable("a\\nb\\x1b[31m.mp4"))
+    a\\nb\\x1b[31m.mp4
+    """
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: found[0] if found[0] in kept else repr(found[0])[1:-1], text)

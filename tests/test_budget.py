@@ -66,6 +66,14 @@ def could_lift(scales, realised, grids, native, rest, high) -> bool:
     return False
 
 
+@pytest.mark.parametrize("low_high", [(0.2, 1e9), (1e-9, 1e9), (1e8, 1e9), (0.2, float("inf"))])
+def test_a_range_whose_tokens_cannot_be_counted_is_refused(low_high):
+    with pytest.raises(BudgetError, match="s_max ≤ 1000"):
+        project(np.ones(12), Grid(20, 36), 48, low_high)
+    _, grids = project(np.ones(12), Grid(20, 36), 48, (1e-9, 1000.0))
+    assert grids.prod(-1).sum() <= 48
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(problems(), min_size=2, max_size=5))

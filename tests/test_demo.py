@@ -52,6 +52,13 @@ def test_the_demo_runs_from_nothing_and_again_from_what_is_there(nano_tiny, tmp_
 
 
 @pytest.mark.slow
+def test_the_demo_hides_no_folder_of_somebody_else_from_git(nano_tiny, tmp_path):
+    (tmp_path / "main.py").touch()
+    show(tmp_path, nano_tiny, videos=2)
+    assert not (tmp_path / ".gitignore").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [False, True])
 def test_the_demo_says_what_search_needs_only_where_it_is_missing(nano_tiny, tmp_path, monkeypatch, missing):
     monkeypatch.setattr(demo, "find_spec", lambda name: None if missing and name == "lancedb" else object())

@@ -3,12 +3,28 @@
 import os
 import stat
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from allocembed.errors import VideoError
 from allocembed.files import BLOCK, BLOCKS, find_videos, fingerprint, identity
+
+
+def test_a_file_has_one_name_however_it_was_written(tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.mp4").touch()
+    monkeypatch.chdir(tmp_path / "deep")
+    names = [[file.path for file in find_videos([source])[0]] for source in ("..", "../a.mp4", "../deep/../a.mp4")]
+    assert names == [[str(tmp_path / "a.mp4")]] * 3
+
+
+def test_a_broken_link_among_the_given_files_costs_itself_only(tmp_path):
+    (tmp_path / "a.mp4").touch()
+    (tmp_path / "b.mp4").symlink_to(tmp_path / "nowhere.mp4")
+    files, _ = find_videos([tmp_path / "a.mp4", tmp_path / "b.mp4"])
+    assert [(Path(file.path).name, bool(file.error)) for file in files] == [("a.mp4", False), ("b.mp4", True)]
 
 
 def test_a_folder_gives_its_videos_in_order_without_hidden_ones(tmp_path):

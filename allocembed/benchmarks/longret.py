@@ -142,6 +142,10 @@ def make_task(longret: LongRet, subset: str, *, limit: int | None = None, allow_
     if not queries:
         raise DataError(f"this LongRet has no {subset} queries: build it with --{corpus.lower()} DIR, or leave it out")
     places = {video.video_id: place for place, video in enumerate(videos)}
+    wrong = next((each for each in queries if each.video_id not in places or not isinstance(each.text, str)), None)
+    if wrong is not None:
+        cause = "has no text" if wrong.video_id in places else f"names the video {wrong.video_id!r}, which is not there"
+        raise DataError(f"query {wrong.query_id!r} of {subset} {cause}: run allocembed longret build again")
     targets = np.array([places[query.video_id] for query in queries])
     paths = [Path(video.path) for video in videos]
     task = BenchmarkTask(subset, PROMPT, [query.text for query in queries], paths, targets)

@@ -33,6 +33,7 @@ UNPACK = {
 """Commands that unpack the archives of frames."""
 UNPACKED = Path("data", "ziyan", "video_retrieval")  # where the archive of video_ret has its tasks
 SHOWN = 3  # missing videos that are named
+LONGEST_NAME = 250  # characters of a video's
 
 Line = Mapping[str, Any]
 
@@ -101,7 +102,8 @@ def _read_video_mme(line: Line) -> AnnotatedQuery:
     # Of an option without a letter VLM2Vec embeds the last character, and Qwen3-VL-Embedding the whole.
     whole = [without_letter(option) if ". " in option else option for option in line["options"]]
     text = "\n".join([line["question"], *line["options"]])
-    return AnnotatedQuery(line["videoID"], text, options, "ABCD".index(line["answer"]), qwen3_options=whole)
+    answer = ["A", "B", "C", "D"].index(line["answer"])
+    return AnnotatedQuery(line["videoID"], text, options, answer, qwen3_options=whole)
 
 
 def _read_nextqa(line: Line) -> AnnotatedQuery:
@@ -203,12 +205,26 @@ def find_video(spec: TaskSpec, root: Path, video: Path) -> Path | None:
     return None
 
 
+def _checked(query: AnnotatedQuery) -> AnnotatedQuery:
+    """The query; raise ValueError if it is none, before any video is embedded for it."""
+    for text in (query.video, query.text, *query.options):
+        if not isinstance(text, str) or not (text.strip() or text in query.options):
+            raise ValueError(f"{text!r} is no text")
+    if len(query.video) > LONGEST_NAME:
+        raise ValueError(f"{query.video[:40]!r}… is no name of a video")
+    if query.options and not 0 <= query.answer < len(query.options):
+        raise ValueError(f"its answer is none of its {len(query.options)} options")
+    return query
+
+
 def _read(spec: TaskSpec, line: Line, number: int) -> AnnotatedQuery:
     try:
         if spec.name in READERS:
-            return READERS[spec.name](line)
-        video, caption = (line[column] for column in spec.columns)
-        return AnnotatedQuery(video, caption if isinstance(caption, str) else caption[0])
+            query = READERS[spec.name](line)
+        else:
+            video, caption = (line[column] for column in spec.columns)
+            query = AnnotatedQuery(video, caption if isinstance(caption, str) else caption[0])
+        return _checked(query)
     except (ValueError, LookupError, TypeError) as error:
         raise DataError(
             f"line {number} of the annotations of {spec.name} is not as published ({error}): download {spec.hub} again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,7 +48,7 @@ def nano(
 
 
 @partial(Command, hidden=HIDDEN, preset={"benchmark": "mmeb-v2", "out": Path("mmeb-v2-results")})
-def mmeb_v2(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False) -> None:
+def mmeb_v2(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False) -> int:
     """MMEB-V2: ten tasks of video retrieval and video questions, as VLM2Vec-V2 evaluates them.
 
       allocembed eval mmeb-v2 --data MMEB-V2 --tasks MSR-VTT,MSVD --backbone vlm2vec-v2-2b
@@ -57,11 +58,11 @@ def mmeb_v2(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False)
     Args:
         as_json: Print the results as JSON.
     """
-    _run(request, as_json)
+    return _run(request, as_json)
 
 
 @partial(Command, hidden=HIDDEN, preset={"benchmark": "longret", "out": Path("longret-results")})
-def longret(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False) -> None:
+def longret(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False) -> int:
     """LongRet: find complete long videos by descriptions of moments or of whole videos.
 
       allocembed longret build --lovr LoVR --vript Vript --out longret
@@ -70,10 +71,11 @@ def longret(request: Annotated[BenchmarkRequest, FLAT], as_json: AsJson = False)
     Args:
         as_json: Print the results as JSON.
     """
-    _run(request, as_json)
+    return _run(request, as_json)
 
 
-def _run(request: BenchmarkRequest, as_json: bool) -> None:
+def _run(request: BenchmarkRequest, as_json: bool) -> int:
+    """Run, show, and return the exit status: 1 if a video was left out, as for other commands."""
     at_least(1, limit=request.limit, batch=request.batch)
     tasks = request.load_tasks()
     from allocembed.benchmarks import campaign
@@ -83,6 +85,8 @@ def _run(request: BenchmarkRequest, as_json: bool) -> None:
         say(results.unfinished)
     elif results.first:
         _show(results, as_json)
+    # torchrun would take it for a crash, and end the other processes.
+    return 1 if results.failures and "TORCHELASTIC_RUN_ID" not in os.environ else 0
 
 
 def _show(results: CampaignResults, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """Show the hits of a search, and cut their moments out."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from allocembed.output.console import complain, say
 from allocembed.search.hit import Hit
 from allocembed.search.index import VideoIndex
 from allocembed.search.match import ChanceLevel
-from allocembed.words import counted
+from allocembed.words import counted, printable
+
+LONGEST_STEM = 200  # bytes of a video's name in that of a clip; file systems allow 255 in all
 
 
 def matches(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray | None) -> list[str]:
@@ -33,7 +36,7 @@ def print_hits(hits: Sequence[Hit], words: Sequence[str]) -> None:
     for hit, word in zip(hits, words, strict=True):
         moment = "–".join(format_time(seconds, tenths=hit.duration < 60) for seconds in (hit.start, hit.end))
         copies = f"  (and {counted(hit.copies, 'near-duplicate')})" if hit.copies else ""
-        print(f"{hit.score:6.3f}  {word or '?':<6}  {moment:>17}  {hit.cost:7,}  {hit.path}{copies}")
+        print(f"{hit.score:6.3f}  {word or '?':<6}  {moment:>17}  {hit.cost:7,}  {printable(hit.path)}{copies}")
         if hit.line:
             print(f"{'':16}{format_time(hit.line_start):>17}  “{hit.line}”")
     if set(words) == {"weak"}:
@@ -47,7 +50,8 @@ def cut_hits(hits: Sequence[Hit], folder: Path) -> int:
     status = 0
     for rank, hit in enumerate(hits, 1):
         try:
-            path, begin = cut(hit.path, hit.start, hit.end, folder, f"{rank:02}-{Path(hit.path).stem}-{hit.start:.0f}s")
+            stem = os.fsencode(Path(hit.path).stem)[:LONGEST_STEM].decode(errors="ignore")
+            path, begin = cut(hit.path, hit.start, hit.end, folder, f"{rank:02}-{stem}-{hit.start:.0f}s")
             say(f"{path} from {begin:.1f} s on")
         except AllocEmbedError as error:
             complain("left out", str(error))

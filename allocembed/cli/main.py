@@ -1,7 +1,7 @@
 """Entry point of `allocembed`: finds the command, runs it, and turns every outcome into a message and an exit status.
 
 Status 1: an error that the user can fix. 2: words that cannot be understood. 70: a bug. 130: stopped with Ctrl-C.
-141: nobody reads the output any more.
+141: nobody reads the output any more. 143: stopped with SIGTERM.
 """
 
 import atexit
@@ -9,16 +9,20 @@ import gc
 import io
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from allocembed import __version__
 from allocembed.cli.options import Command, UsageError
 from allocembed.errors import AllocEmbedError, did_you_mean
 from allocembed.output.console import complain, say, set_quiet
+from allocembed.output.files import FULL
 
 COMMANDS: dict[str, str | dict[str, str]] = {
     "demo": "demo.demo",
@@ -75,12 +79,14 @@ def main() -> None:
         gc.disable()
         atexit.register(_skip_collection)
     try:
-        status = run([word for word in words if word not in ("--debug", "--quiet")])
-    except KeyboardInterrupt:
+        with terminated_as_interrupted():
+            status = run([word for word in words if word not in ("--debug", "--quiet")])
+            sys.stdout.flush()
+    except KeyboardInterrupt as stop:
         complain("stopped")
-        status = 130
+        status = 143 if isinstance(stop, Terminated) else 130
     except BrokenPipeError:  # whoever reads the output, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         status = 141
     except Exception as error:
         if "--debug" in words:
@@ -88,12 +94,42 @@ def main() -> None:
         if isinstance(error, AllocEmbedError):
             complain("error:", str(error))
             status = 2 if isinstance(error, UsageError) else 1
+        elif isinstance(error, OSError) and error.errno in FULL:  # of stdout: errors of files are our own
+            _discard_output()
+            complain("error:", f"cannot write the output: {error.strerror}; make room there, or choose another place")
+            status = 1
         else:
             summary = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
             complain("bug:", f"{summary}; please report it with the file {_save_traceback(words)}")
             status = 70
     gc.enable()
     sys.exit(status)
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end, as by systemd or a batch system."""
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C: what is finished is kept, and no half-written files stay."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _discard_output() -> None:
+    """Let what is left for stdout go nowhere: Python would complain at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _skip_collection() -> None:

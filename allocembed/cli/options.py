@@ -177,7 +177,10 @@ def _place(text: str) -> Place:
 
 def _names(text: str) -> tuple[str, ...]:
     """Names separated by commas, each once."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ValueError("the list is empty: name something, or leave the option out")
+    return names
 
 
 def _field_docs(cls: type) -> dict[str, str]:

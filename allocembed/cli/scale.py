@@ -10,6 +10,7 @@ from allocembed.config import EmbedConfig
 from allocembed.errors import MissingDependency, VideoError
 from allocembed.files import FileEntry, cannot_read, find_videos
 from allocembed.output.console import complain, progress, say
+from allocembed.paths import absolute
 from allocembed.remote.objects import is_remote
 from allocembed.scale.cluster import ClusterOptions
 from allocembed.search.index import VideoIndex
@@ -63,7 +64,7 @@ def _entries(sources: Sequence[Place], failed: Sequence[str]) -> tuple[list[File
                 found += find_videos([source])[0]
                 continue
             about = Path(source).stat()
-            found.append(FileEntry(str(Path(source).absolute()), size=about.st_size, changed=about.st_mtime_ns))
+            found.append(FileEntry(str(absolute(source)), size=about.st_size, changed=about.st_mtime_ns))
         except OSError as error:
             unread.append(f"{source}: {cannot_read(error)}")
         except VideoError as error:

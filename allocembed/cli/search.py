@@ -39,7 +39,7 @@ from allocembed.search.indexing import IndexReport
 from allocembed.search.query import Example, Query
 from allocembed.search.ranking import SAME_VIDEO
 from allocembed.search.storage import exists, place_of
-from allocembed.words import counted
+from allocembed.words import counted, printable
 
 INDEX = "The index: a folder, or an address of object storage, as in s3://bucket/videos.index."
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
@@ -187,7 +187,7 @@ def ls(index: Index, failed: Flag = False, as_json: AsJson = False) -> None:
             if file.error or not failed:
                 print(json.dumps(asdict(file)))
         elif bool(file.error) == failed:
-            print(f"{file.path}: {file.error}" if failed else file.path)
+            print(printable(f"{file.path}: {file.error}" if failed else file.path))
     if unread and not (failed or as_json):
         say(f"and {counted(unread, 'file')} that could not be read (--failed lists them)")
 
@@ -260,7 +260,7 @@ def dups(index: Index, threshold: float = SAME_VIDEO, as_json: AsJson = False) -
     for group in groups:
         for each in group:
             size = f"{each.file.width}×{each.file.height}"
-            print(f"{each.score:6.3f}  {size:>10}  {each.file.size / 1e6:9.1f} MB  {each.file.path}")
+            print(f"{each.score:6.3f}  {size:>10}  {each.file.size / 1e6:9.1f} MB  {printable(each.file.path)}")
         print()
     spare = sum(len(group) - 1 for group in groups)
     say(f"{counted(len(groups), 'group')}, {counted(spare, 'file')} more than different videos")
@@ -387,7 +387,7 @@ def _print_report(report: IndexReport, uri: str) -> None:
     parts = [f"{report.embedded} embedded"]
     for count, words in (
         (report.unchanged, "unchanged"),
-        (report.moved, "known under another name"),
+        (report.moved, "with known content"),
         (report.dropped, "removed"),
         (report.skipped, "left out as before (--retry-failed tries again)"),
         (report.missing, "gone from the disk (--prune removes them)"),

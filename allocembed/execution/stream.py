@@ -8,12 +8,13 @@ small backbone embeds in the worker threads, one video per core.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from allocembed.backbones.base import Backbone, Item, UnderWay
-from allocembed.errors import AllocEmbedError
+from allocembed.errors import AllocEmbedError, VideoError
 from allocembed.execution.device import DeviceLane
 from allocembed.threads import CORES_BESIDE, Event, RunAhead, core_count
 
@@ -23,6 +24,7 @@ BATCH = 8
 QUEUED = 2  # batches under way on a GPU: one that it works on, and the next
 LOOK = 0.005  # seconds between looks at whether a batch is ready, while no part is
 HELD = 1024  # complete jobs that may wait for an earlier one
+LESS = "use a smaller budget, scale range or number of candidates"
 SMALL = 100_000_000  # parameters: on a CPU, the matrices of a smaller backbone are too small for several threads
 
 
@@ -96,6 +98,8 @@ def embed_jobs(
                 yield (prepared.tag, embed_items(backbone, [prepared.item])[0]) if side_by_side else prepared
         except AllocEmbedError as error:
             yield error
+        except MemoryError as error:
+            yield VideoError(_named(job), f"the memory is too small for it ({error}); {LESS}")
 
     ahead = RunAhead(
         work,
@@ -119,6 +123,12 @@ def embed_jobs(
         collector.finish()
         collector.complete()
         yield from collector.outcomes_due()
+
+
+def _named(job: object) -> str:
+    """What a job is about, if it can be told in a few words."""
+    first = job[0] if isinstance(job, tuple) and job else job
+    return str(first) if isinstance(first, str | Path) else "a video"
 
 
 def embeds_side_by_side(backbone: Backbone) -> bool:

@@ -1,10 +1,12 @@
 """Messages for people, on stderr: notes, complaints and progress."""
 
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -12,12 +14,31 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from allocembed.words import printable
+
 INTERVAL = 30.0  # seconds between progress lines where stderr is no terminal
 WINDOW = 60.0  # seconds over which the rate is measured
 
-stderr = Console(stderr=True, highlight=False)
+
+class _BestEffort:
+    """stderr as it is at the moment. What cannot be written is lost, and does not cost the result."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+stderr = Console(file=cast(IO[str], _BestEffort()), highlight=False)
 """For notes and progress; `set_quiet` silences it."""
-_complaints = Console(stderr=True, highlight=False)
+_complaints = Console(file=cast(IO[str], _BestEffort()), highlight=False)
 
 
 def set_quiet(quiet: bool) -> None:
@@ -27,11 +48,12 @@ def set_quiet(quiet: bool) -> None:
 
 def say(text: str) -> None:
     """Print a note as it is: brackets are no markup, long lines are not broken."""
-    stderr.print(text, soft_wrap=True, markup=False)
+    stderr.print(printable(text, "\n"), soft_wrap=True, markup=False)
 
 
 def complain(label: str, text: str = "") -> None:
     """Print what went wrong, also with --quiet."""
+    text = printable(text, "\n")
     _complaints.print(Text.assemble((label, "red"), f" {text}" if text else ""), soft_wrap=True)
 
 

@@ -7,6 +7,7 @@ nano backbones in their own world. A TOML file holds the same keys, flat; the co
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -66,6 +67,10 @@ class RewardOptions:
             if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
                 *others, last = get_args(kind)
                 raise ConfigError(f"{name} must be {', '.join(others)} or {last}, not {getattr(self, name)!r}")
+        for name, value in vars(self).items():
+            numbers = [each for each in (value if isinstance(value, tuple) else [value]) if isinstance(each, float)]
+            if not all(map(math.isfinite, numbers)):
+                raise ConfigError(f"{name} must be a finite number, not {value}")
         self._check(lambda value: value >= 0, "0 or more", "efficiency_weight")
         self._check(lambda value: value > 0, "greater than 0", "tau", "epsilon")
 
@@ -212,6 +217,8 @@ class TrainConfig(RewardOptions):
         positive = ("steps", "examples", "mini_batch", "micro_batch", "validate_every", "save_every")
         self._check(lambda value: value >= 1, "at least 1", *positive)
         self._check(lambda value: value >= 1, "at least 1", "batch_tokens", "workers", "preview_tokens", "pool")
+        self._check(lambda value: value >= 1, "at least 1", "width", "heads", "layers", "expansion")
+        self._check(lambda value: value < 2**63, "less than 2**63", "seed")
         self._check(lambda value: value > 0, "greater than 0", "learning_rate", "gradient_clip")
         not_negative = ("seed", "warmup", "weight_decay", "global_negatives", "queue", "search_rounds", "minutes")
         self._check(lambda value: value >= 0, "0 or more", *not_negative, "save_minutes", "clip_low", "clip_high")
@@ -247,7 +254,7 @@ class TrainConfig(RewardOptions):
 
     def as_toml(self) -> str:
         """A TOML file that starts the same run."""
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.as_dict().items())
+        return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.as_dict().items())
 
 
 DEFAULT_PRESET = "allocembed"

@@ -20,6 +20,7 @@ from uuid import uuid4
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.files import FileEntry, cannot_read, fingerprint, walk_videos
+from allocembed.paths import absolute
 from allocembed.remote.objects import is_below, is_remote
 from allocembed.scale.cluster import Cluster, ClusterOptions, connected
 from allocembed.scale.pool import WorkerPool
@@ -272,7 +273,7 @@ def outermost(sources: Sequence[str | Path]) -> list[str | Path]:
     >>> [str(each) for each in outermost(["s3://b/x/a.mp4", "s3://b/x", "/y/z", "/y", "/yz"])]
     ['s3://b/x', '/y', '/yz']
     """
-    places = {str(each) if is_remote(each) else str(Path(each).absolute()): each for each in sources}
+    places = {str(each) if is_remote(each) else str(absolute(each)): each for each in sources}
     return [
         each for place, each in places.items() if not any(place != other and is_below(place, other) for other in places)
     ]

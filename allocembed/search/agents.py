@@ -6,6 +6,7 @@ first search that needs it.
 """
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -205,6 +206,8 @@ def make_server(index: VideoIndex) -> MCPServer:
 
 def serve(index: VideoIndex) -> None:
     """Answer on stdin and stdout until stdin ends."""
+    if sys.stdin is None or sys.stdout is None:
+        raise SearchError("an agent starts this command and talks to it: stdin and stdout must be open")
     # A thread waits for stdin, and nothing wakes it. Only reading is done here, so the process may end at any moment.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     make_server(index).run("stdio")

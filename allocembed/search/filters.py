@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from allocembed.errors import SearchError
+from allocembed.paths import absolute
 from allocembed.remote.objects import is_remote
 from allocembed.search.storage import quoted
 
@@ -78,7 +79,7 @@ def file_condition(filters: Filters) -> str:
     """
     parts = ["error = ''"]
     if filters.folder is not None:
-        folder = filters.folder if is_remote(filters.folder) else Path(filters.folder).absolute()
+        folder = filters.folder if is_remote(filters.folder) else absolute(filters.folder)
         parts.append(f"starts_with(path, {quoted(str(folder).rstrip(os.sep) + os.sep)})")
     after, before = moment(filters.after), moment(filters.before)
     height = filters.least_height

@@ -14,7 +14,7 @@ import numpy as np
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
 from allocembed.files import FileEntry, find_videos, is_there
-from allocembed.paths import is_folder
+from allocembed.paths import absolute, is_folder
 from allocembed.remote.objects import is_below, is_remote
 from allocembed.search.doubles import drop_doubles
 from allocembed.search.filters import Filters
@@ -31,6 +31,9 @@ from allocembed.search.store import EmbeddedSegment, IndexStore
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
     from allocembed.search.said.speech import Transcriber
+
+
+ROUNDING = 1e-3  # of the length of a unit vector
 
 
 class VideoIndex:
@@ -223,15 +226,20 @@ class VideoIndex:
         dedupe: bool = False,
     ) -> list[Hit]:
         """Videos nearest to a vector (dim,); `without` excludes one video."""
-        self._check_vector(vector)
+        vector = self._unit(vector)
         return SearchJob(self, vector, "", top, min_score, filters, dedupe, without).hits()
 
-    def _check_vector(self, vector: np.ndarray) -> None:
-        dim = len(self.settings.probe)
+    def _unit(self, vector: np.ndarray) -> np.ndarray:
+        """A vector of any length as a unit vector, so that scores are cosines."""
+        vector, dim = np.asarray(vector, np.float32), len(self.settings.probe)
         if np.shape(vector) != (dim,):
             raise SearchError(f"a vector of this index has the shape ({dim},), not {np.shape(vector)}")
         if not np.isfinite(vector).all():
             raise SearchError("the vector has numbers that are not finite: embed the query again")
+        length = float(np.linalg.norm(vector))
+        if length == 0:
+            raise SearchError("the vector is zero, so nothing is near it: embed the query again")
+        return vector if abs(length - 1) < ROUNDING else vector / length
 
     def files(self) -> list[FileEntry]:
         """All files, by path. Those that could not be read have an `error`."""
@@ -321,7 +329,7 @@ def _paths_under(source: str | Path, files: list[FileEntry]) -> list[str]:
         address = str(source).rstrip("/")
         paths = [file.path for file in files if is_below(file.path, address)]
     else:
-        path = Path(source).absolute()
+        path = absolute(source)
         paths = [file.path for file in files if not is_remote(file.path) and Path(file.path).is_relative_to(path)]
     if not paths:
         raise SearchError(f"{source} is not in the index: allocembed index ls shows what is")

@@ -71,6 +71,11 @@ class Query:
     unlike: tuple[str, ...] = ()
     """Sentences that say what is not wanted. They need something that is."""
 
+    def __post_init__(self) -> None:
+        for name in ("texts", "images", "like", "unlike"):
+            if isinstance(getattr(self, name), str | bytes | Path | Example):
+                raise TypeError(f"{name} must be a tuple, such as ({getattr(self, name)!r},)")
+
     def check(self) -> None:
         """Raise SearchError if nothing is wanted, or a sentence cannot be searched for."""
         wanted = len(self.texts) + len(self.images) + len(self.like)

@@ -61,8 +61,21 @@ def check_free(uri: str) -> None:
     """Raise SearchError if an index cannot be made here, because there is one, or something else."""
     if exists(uri):
         raise SearchError(f"there is already an index at {uri}: open it, or choose another place")
+    if has_table(uri, "vectors") and has_table(uri, "files") and _holds_vectors(uri):
+        raise SearchError(
+            f"the index at {uri} is damaged: it has vectors, but its table of settings is gone. Restore its folder "
+            "about.lance from a copy, or choose another place with --to"
+        )
     if not _is_free(uri):
         raise SearchError(f"{uri} is not an index and not empty: choose another place with --to")
+
+
+def _holds_vectors(uri: str) -> bool:
+    """Whether there is anything in an incomplete index that is not made again in a moment."""
+    try:
+        return connect(uri).open_table("vectors").count_rows() > 0
+    except Exception:  # LanceDB raises many kinds for a table that cannot be read
+        return False
 
 
 def _is_free(uri: str) -> bool:

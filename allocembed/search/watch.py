@@ -19,6 +19,7 @@ from typing import Any
 
 from allocembed.errors import MissingDependency, VideoError
 from allocembed.files import FileEntry, find_videos
+from allocembed.paths import absolute
 from allocembed.search.said.subtitles import SUFFIXES
 from allocembed.video.clip import is_video
 
@@ -48,7 +49,7 @@ class FolderState:
     """The videos and subtitles in some folders, as they were at the last look."""
 
     def __init__(self, sources: Iterable[str | Path]) -> None:
-        self.sources = [Path(source).absolute() for source in sources]
+        self.sources = [absolute(source) for source in sources]
         self.unread: dict[str, str] = {}
         """Folders that cannot be read, and why."""
         self.looks: dict[str, SeenFile] = {}

@@ -128,7 +128,7 @@ def _open_path(
 
 
 class VideoFile(VideoSource):
-    """A video file, opened once. `probe`, `sample` and `windows` share one demux of the whole file, if any.
+    """A video file, opened once, for one thread. `probe`, `sample` and `windows` share one demux of the whole file.
 
     The file is opened again only where seeking fails or the decoder contradicts the packets' timestamps.
     """

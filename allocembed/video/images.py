@@ -113,7 +113,7 @@ def decode_image(file: Path | BinaryIO, name: str, limits: DecodeLimits, *, firs
             limits.check_pixels(image.width, image.height, name)
             if image.format in ("WEBP", "PNG") and getattr(image, "n_frames", 1) > 1 and not first:
                 raise VideoError(name, "animated WebP and PNG are not supported; convert it to GIF or MP4")
-            return _pillow_to_rgb(image)
+            return pillow_to_rgb(image)
     except VideoError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -123,7 +123,8 @@ def decode_image(file: Path | BinaryIO, name: str, limits: DecodeLimits, *, firs
         raise VideoError(name, cause) from error
 
 
-def _pillow_to_rgb(image: Image.Image) -> np.ndarray:
+def pillow_to_rgb(image: Image.Image) -> np.ndarray:
+    """A picture as (H, W, 3) uint8 RGB, upright, over white where it is transparent."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip to white instead of scaling
         grey = (np.asarray(image).astype(np.int64) // 257).clip(0, 255).astype(np.uint8)
@@ -136,7 +137,10 @@ def _pillow_to_rgb(image: Image.Image) -> np.ndarray:
 def to_rgb(frame: np.ndarray | Image.Image, name: str) -> np.ndarray:
     """Convert a frame in memory to (H, W, 3) uint8 RGB; `name` stands for it in errors."""
     if isinstance(frame, Image.Image):
-        return _pillow_to_rgb(frame)
+        try:
+            return pillow_to_rgb(frame)
+        except Exception as error:  # Pillow reads a picture only now, and its plugins raise errors of all kinds
+            raise VideoError(IN_MEMORY, f"{name} cannot be read ({error}); check the picture") from error
     if not isinstance(frame, np.ndarray):
         cause = f"{name} is a {type(frame).__name__}; pass NumPy arrays or Pillow images"
         raise VideoError(IN_MEMORY, f"{cause}, or the path of a video or of a folder of images")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FETCH_AGAIN = "download or copy it again"
 STEADY = 0.1  # spread of frame intervals, relative to their median, that still counts as a constant rate
+MOST_PIXELS = 2**31 - 1  # that FFmpeg can be told
 SEEK_BACK_SECONDS = (0, 2, 20)  # how much earlier to try when a container's seek lands past the target
 
 
@@ -45,6 +46,7 @@ class Demuxer:
         self.limits = limits
         self.stopwatch = stopwatch
         self.container: Any = None
+        self.closed = False
         try:
             self.open()
         except VideoError:
@@ -52,13 +54,23 @@ class Demuxer:
             raise
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the file for good."""
+        self.closed = True
+        self._release()
+
+    def _release(self) -> None:
         if self.container is not None:
             self.container.close()
 
+    def check_open(self) -> None:
+        """Raise VideoError once the file is closed: FFmpeg would read memory that is free."""
+        if self.closed:
+            raise VideoError(self.source, "it was closed; open it again, and use it inside its with block")
+
     def open(self) -> None:
         """Open the file, or open it again to restart at its beginning."""
-        self.close()
+        self.check_open()
+        self._release()
         # A playlist renamed to a video must not make FFmpeg read anything but this file.
         options = {"protocol_whitelist": "file" if isinstance(self.file, Path) else "none"}
         with self.failures("cannot open it as a video", "check that it is one, and complete"):
@@ -70,7 +82,7 @@ class Demuxer:
         self.stream = self._best_stream()
         self.stream.thread_type = "AUTO"
         self.stream.codec_context.thread_count = self.limits.threads
-        self.stream.codec_context.options = {"max_pixels": str(self.limits.max_pixels)}
+        self.stream.codec_context.options = {"max_pixels": str(min(self.limits.max_pixels, MOST_PIXELS))}
 
     @contextmanager
     def failures(self, cause: str, remedy: str) -> Iterator[None]:
@@ -97,12 +109,14 @@ class Demuxer:
         self.at_start = False
         # PyAV fails on streams that appear in the middle of a file, but only after our stream's last packet.
         with self.failures("the file is truncated or corrupt", FETCH_AGAIN), suppress(IndexError):
+            self.check_open()
             for packet in self.container.demux(self.stream):
                 self.stopwatch.check()
                 # An AVI marks a frame that repeats the last one by an empty packet, which a decoder would take for the
                 # end of the stream.
                 if packet.size or packet.dts is None:
                     yield packet
+                    self.check_open()
 
     def packets_from(self, table: FrameTable, stamp: int) -> Iterator[Packet]:
         """Yield the packets from exactly the keyframe with that stamp on; none if it cannot be found.
@@ -110,6 +124,7 @@ class Demuxer:
         Containers disagree on the meaning of a seek: by which stamp, and whether it may land later. So check where
         it landed, skip what comes before the target, and seek further back if it landed after the target.
         """
+        self.check_open()
         for seconds in (*SEEK_BACK_SECONDS, None):
             try:
                 if seconds is None:

@@ -1,16 +1,21 @@
 """The command line as a whole: help, global options, outcomes and exit statuses; torch only when it is needed."""
 
 import json
+import os
 import re
 import resource
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from allocembed.cli.main import COMMANDS
+from tests.clips import write_video
 from tests.command import run
 
 IN_ONE_PROCESS = """
@@ -146,3 +151,56 @@ def test_what_the_package_logs_is_shown_unless_quiet(monkeypatch, tmp_path):
     monkeypatch.setattr("allocembed.demo.run_demo", notice)
     assert run("demo").stderr == "knows only [toys]\n"
     assert run("demo", "--quiet").stderr == "" and run("demo").stderr == "knows only [toys]\n"
+
+
+ALLOCEMBED = [sys.executable, "-m", "allocembed"]
+
+
+def test_a_message_that_cannot_be_written_does_not_cost_the_result(tmp_path, qwen3_folder):
+    video, out = write_video(tmp_path / "a.mp4"), tmp_path / "v.npz"
+    words = ["embed", str(video), "-b", str(qwen3_folder), "--device", "cpu", "--out", str(out)]
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([*ALLOCEMBED, *words], stderr=full).returncode == 0
+    assert out.is_file()
+    out.unlink()
+    read, write = os.pipe()
+    os.close(read)
+    assert subprocess.run([*ALLOCEMBED, *words], stderr=write).returncode == 0
+    os.close(write)
+    assert out.is_file()
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "allocate {video} -a uniform -b nano-qwen3"])
+def test_an_output_that_is_full_is_no_bug(tmp_path, words):
+    words = [word.format(video=write_video(tmp_path / "a.mp4")) for word in words.split()]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*ALLOCEMBED, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "error: cannot write the output: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_stopped_keeps_what_is_finished_and_leaves_no_half_files(tmp_path, number, status):
+    videos = [str(write_video(tmp_path / f"{name}.mp4", 60)) for name in range(60)]
+    (tmp_path / "out").mkdir()
+    words = ["embed", *videos, "-b", "nano-qwen3", "--device", "cpu", "--out", str(tmp_path / "out" / "v.jsonl")]
+    # A shell's background job ignores Ctrl-C, and so would its children.
+    run_with_signals = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    run_with_signals += "from allocembed.cli.main import main; sys.argv = ['allocembed', *sys.argv[1:]]; main()"
+    process = subprocess.Popen([sys.executable, "-c", run_with_signals, *words], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(each.stat().st_size for each in (tmp_path / "out").iterdir()):
+        time.sleep(0.05)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == status and "stopped" in said, said
+    kept = tmp_path / "out" / "v.stopped.jsonl"
+    assert list((tmp_path / "out").iterdir()) == [kept] and 0 < len(kept.read_text().splitlines()) < 60
+
+
+def test_names_cannot_speak_to_the_terminal(tmp_path):
+    shutil.copy(write_video(tmp_path / "a.mp4"), tmp_path / "esc\x1b[31m\nred.mp4")
+    (tmp_path / "bad\x1b[31m.mp4").touch()
+    shown = run("index", tmp_path, "--to", tmp_path / "index", "-b", "nano-qwen3")
+    listed = run("index", "ls", tmp_path / "index")
+    assert "esc\\x1b[31m\\nred.mp4" in listed.stdout and len(listed.stdout.splitlines()) == 2
+    assert "bad\\x1b[31m.mp4" in shown.stderr and "\x1b[31m" not in listed.stdout + shown.stderr

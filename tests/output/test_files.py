@@ -9,7 +9,13 @@ from unittest import mock
 import pytest
 
 from allocembed.errors import OutputError
-from allocembed.output.files import make_room, whole_file
+from allocembed.output.files import make_room, whole_file, write_text
+
+
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path):
+    path = tmp_path / ("長" * 83 + ".txt")
+    write_text(path, "all of it")
+    assert [(each, each.read_text()) for each in tmp_path.iterdir()] == [(path, "all of it")]
 
 
 def test_a_file_appears_with_its_folders_when_the_block_succeeds(tmp_path):

@@ -74,7 +74,7 @@ def test_given_options_override_the_file_which_overrides_the_preset(tmp_path):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_saved_config_makes_the_same_run(tmp_path, preset):
-    config = make_config({"out": 'a "quoted" \\ folder', "data": "äöü.jsonl"}, preset=preset)
+    config = make_config({"out": 'a "quoted" \\ folder', "data": "äöü 🎬.jsonl"}, preset=preset)
     (tmp_path / "train.toml").write_text(config.as_toml(), encoding="utf-8")
     assert make_config({}, file=tmp_path / "train.toml") == config
     assert tomllib.loads(config.as_toml()) == config.as_dict() == json.loads(json.dumps(config.as_dict()))
@@ -97,7 +97,14 @@ def test_a_saved_config_makes_the_same_run(tmp_path, preset):
         ({"examples": 0}, "examples must be at least 1"),
         ({"validation": 0}, "with --validation-data, 0 means all of it"),
         ({"validation": -1, "validation_data": "held.jsonl"}, "validation must be at least 1, not -1"),
-        ({"learning_rate": float("nan")}, "learning_rate must be greater than 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be greater than 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number, not nan"),
+        ({"tau": float("inf")}, "tau must be a finite number, not inf"),
+        ({"mixture": [float("nan")] * 3}, "mixture must be a finite number"),
+        ({"heads": 0}, "heads must be at least 1"),
+        ({"width": 0}, "width must be at least 1"),
+        ({"layers": -1}, "layers must be at least 1"),
+        ({"seed": 2**63}, "seed must be less than 2**63"),
         ({"decay": 2.0}, "a fraction of the steps"),
         ({"budget_mode": "hard"}, "must be projected or soft"),
         ({"preview": "clip"}, "must be backbone or smolvlm2"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from allocembed.search import SearchError, VideoIndex
+from allocembed.search.query import Query
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 
@@ -27,6 +28,24 @@ def test_a_vector_must_fit_the_index(index):
     for bad, words in ((np.zeros(3), r"shape \(32,\), not \(3,\)"), (np.full(32, np.nan), "not finite")):
         with pytest.raises(SearchError, match=words):
             index.search_vector(bad)
+
+
+def test_a_vector_of_any_length_is_searched_by_its_direction(index):
+    vector = index.embed_query("a dog")
+    plain, long = (index.search_vector(each, top=3) for each in (vector, (16 * vector).tolist()))
+    assert [hit.path for hit in plain] == [hit.path for hit in long]
+    assert [hit.score for hit in long] == pytest.approx([hit.score for hit in plain], abs=1e-5)
+    with pytest.raises(SearchError, match="the vector is zero"):
+        index.search_vector(np.zeros(32))
+
+
+def test_impossible_numbers_of_a_search_are_named(index):
+    wrong = (({"top": 10**12}, "top must be from 1 to 100,000"), ({"min_score": float("nan")}, "not nan"))
+    for options, words in wrong:
+        with pytest.raises(SearchError, match=words):
+            index.search("a dog", **options)
+    with pytest.raises(TypeError, match=r"texts must be a tuple, such as \('red',\)"):
+        Query("red")
 
 
 def test_a_path_is_not_taken_for_a_list_of_paths(index, folder):

@@ -198,6 +198,20 @@ def test_a_file_that_is_gone_or_changed_is_not_served_and_hurts_nobody(client, i
     assert client.get(f"/api/videos/{video}/file").status == 200
 
 
+def test_an_upload_that_is_broken_off_is_no_bug_of_the_server(client, caplog, capfd):
+    head = (
+        "POST /api/search/image HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\n"
+    )
+    for _ in range(3):
+        connection = socket.create_connection(("127.0.0.1", client.port))
+        connection.send(head.encode() + b"abc")
+        time.sleep(0.1)
+        connection.close()
+    time.sleep(0.3)
+    assert client.search("still there", top=1)
+    assert "Traceback" not in caplog.text + capfd.readouterr().err and "ClientDisconnect" not in caplog.text
+
+
 def test_slow_readers_hold_nobody_up(client, index):
     path = f"/api/videos/{video_id(index, 'long.mp4')}/file"
     slow = []

@@ -11,11 +11,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import av
+import numpy as np
 import pytest
 from PIL import Image
 
 from allocembed.search import SearchError, VideoIndex
 from allocembed.search.filters import Filters
+from allocembed.video import DecodeLimits
+from allocembed.video.images import decode_image
 from tests.clips import picture, write_video
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
@@ -261,6 +264,19 @@ def test_a_large_photo_is_made_small_before_it_is_embedded():
     small = Image.open(io.BytesIO(uploads.shrink(jpeg((6000, 400)))))
     assert small.size == (2048, 137)
     assert uploads.shrink(jpeg()) == jpeg()
+
+
+@pytest.mark.parametrize("side", [uploads.SIDE - 8, uploads.SIDE + 8])
+def test_a_large_picture_has_the_colours_of_a_small_one(side):
+    """Over white where it is transparent, and grey of 16 bits scaled."""
+    for drawn, level in (
+        (Image.new("RGBA", (side, 9), (0, 0, 0, 0)), 255),
+        (Image.fromarray(np.full((9, side), 20_000, np.uint16)), 77),
+    ):
+        sent = io.BytesIO()
+        drawn.save(sent, format="PNG")
+        read = decode_image(io.BytesIO(uploads.shrink(sent.getvalue())), "sent", DecodeLimits())
+        assert (read == level).all()
 
 
 def test_too_many_uploads_get_a_503(index, monkeypatch):

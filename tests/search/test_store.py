@@ -92,6 +92,9 @@ def test_an_index_is_never_made_over_another(index, config, embedder, monkeypatc
     with pytest.raises(SearchError, match="already an index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
     monkeypatch.setattr("allocembed.search.storage.exists", lambda uri: False)
+    with pytest.raises(SearchError, match="it has vectors"):
+        VideoIndex.create(index.store.uri, config, embedder=embedder)
+    monkeypatch.setattr(storage, "_holds_vectors", lambda uri: False)
     monkeypatch.setattr(store, "drop_tables", lambda uri: None)
     with pytest.raises(SearchError, match="cannot make the index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
@@ -121,12 +124,20 @@ def test_a_second_run_is_refused_while_the_first_makes_the_index(tmp_path, confi
     assert not Path(place).exists(), "a folder with nothing but a lock is removed"
 
 
-def test_an_index_that_was_never_completed_counts_as_none_and_is_made_again(tmp_path, finished, config, embedder):
-    shutil.copytree(finished, tmp_path / "index")
-    shutil.rmtree(tmp_path / "index" / "about.lance" / "_versions")
+def test_an_index_that_was_never_completed_counts_as_none_and_is_made_again(empty, config, embedder):
+    shutil.rmtree(Path(empty.store.uri) / "about.lance" / "_versions")
     with pytest.raises(SearchError, match="there is no index"):
-        VideoIndex.open(tmp_path / "index")
-    assert VideoIndex.create(tmp_path / "index", config, embedder=embedder).info()["vectors"] == 0
+        VideoIndex.open(empty.store.uri)
+    assert VideoIndex.create(empty.store.uri, config, embedder=embedder).info()["vectors"] == 0
+
+
+def test_vectors_are_not_thrown_away_because_the_settings_are_gone(tmp_path, finished, config, embedder):
+    shutil.copytree(finished, tmp_path / "index")
+    shutil.move(tmp_path / "index" / "about.lance", tmp_path / "about.lance")
+    with pytest.raises(SearchError, match=r"is damaged: it has vectors, but its table of settings is gone. Restore"):
+        VideoIndex.create(tmp_path / "index", config, embedder=embedder)
+    shutil.move(tmp_path / "about.lance", tmp_path / "index" / "about.lance")
+    assert VideoIndex.open(tmp_path / "index").info()["videos"] == 9
 
 
 def test_a_failure_to_make_an_index_leaves_no_folder(tmp_path, config):

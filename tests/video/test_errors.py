@@ -1,5 +1,6 @@
 """Sources that cannot be read: every one ends in a VideoError that names the file, the cause and what to do."""
 
+import io
 import os
 import socket
 from pathlib import Path
@@ -26,6 +27,28 @@ def refusal(source: Path, **options: object) -> str:
         assert str(caught.value) == f"{source}: {caught.value.cause}"
         causes.append(caught.value.cause)
     return causes[0]
+
+
+def test_a_source_that_was_closed_is_an_error_and_no_crash(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 60)
+    with open_video(path) as video:
+        windows = video.windows(3, 4)
+        next(windows)
+    for use in (lambda: list(windows), lambda: video.sample(3), lambda: video.frames_at([0.5])):
+        with pytest.raises(VideoError, match="it was closed; open it again"):
+            use()
+
+
+def test_a_picture_in_memory_that_cannot_be_read_is_named(tmp_path):
+    made = io.BytesIO()
+    Image.effect_noise((200, 200), 80).save(made, format="JPEG")
+    with pytest.raises(VideoError, match=r"frame 0 cannot be read \(.*truncated.*\); check the picture"):
+        sample([Image.open(io.BytesIO(made.getvalue()[:2000]))])
+
+
+def test_more_pixels_than_ffmpeg_can_be_told_are_no_limit(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 5)
+    assert len(sample(path, 3, limits=DecodeLimits(max_pixels=2**40))) == 3
 
 
 def test_a_file_that_is_not_there() -> None:

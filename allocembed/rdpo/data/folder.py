@@ -4,6 +4,7 @@ from pathlib import Path
 
 from allocembed.errors import DataError
 from allocembed.files import find_videos
+from allocembed.paths import absolute
 from allocembed.rdpo.data.jsonl import JsonlSource, Record
 
 
@@ -12,7 +13,7 @@ def list_videos(folder: Path) -> list[Path]:
     paths = [Path(file.path) for file in find_videos([folder])[0] if not file.error]
     if not paths:
         raise DataError(f"there is no video in {folder}: pass a folder of videos with --videos")
-    return sorted(path.relative_to(folder.absolute()) for path in paths)
+    return sorted(path.relative_to(absolute(folder)) for path in paths)
 
 
 class FolderSource(JsonlSource):

@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from fastapi import HTTPException
-from PIL import Image, ImageOps
+from PIL import Image
+from starlette.requests import ClientDisconnect
+
+from allocembed.video.images import pillow_to_rgb
 
 KINDS = {"image/jpeg": "JPEG", "image/png": "PNG", "image/webp": "WEBP"}
 LARGEST = 16 * 2**20  # bytes of a picture as it is sent
@@ -41,10 +44,13 @@ async def read_body(kind: str | None, length: str | None, parts: AsyncIterator[b
     if length is not None and length.isdigit() and int(length) > LARGEST:
         raise too_large
     body = bytearray()
-    async for part in parts:
-        body += part
-        if len(body) > LARGEST:
-            raise too_large
+    try:
+        async for part in parts:
+            body += part
+            if len(body) > LARGEST:
+                raise too_large
+    except ClientDisconnect as error:  # nobody reads this answer
+        raise HTTPException(400, "the upload was broken off") from error
     return bytes(body)
 
 
@@ -62,7 +68,7 @@ def shrink(data: bytes) -> bytes:
                 picture.load()
                 return data
             picture.draft("RGB", (SIDE, SIDE))  # a JPEG is decoded at a fraction of its size
-            upright = ImageOps.exif_transpose(picture).convert("RGB")
+            upright = Image.fromarray(pillow_to_rgb(picture))
             upright.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise HTTPException(400, "cannot read the picture: it is damaged, or no JPEG, PNG or WebP") from error
