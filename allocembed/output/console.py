@@ -18,18 +18,19 @@ from allocembed.words import printable
 
 INTERVAL = 30.0  # seconds between progress lines where stderr is no terminal
 WINDOW = 60.0  # seconds over which the rate is measured
+LOST = OSError, ValueError, AttributeError  # of a stream that is full, closed, or not there at all
 
 
 class _BestEffort:
     """stderr as it is at the moment. What cannot be written is lost, and does not cost the result."""
 
     def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):
+        with suppress(*LOST):
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError):
+        with suppress(*LOST):
             sys.stderr.flush()
 
     def __getattr__(self, name: str) -> Any:
