@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allocembed.errors import AllocEmbedError, SearchError
-from allocembed.paths import is_folder, why_absent
+from allocembed.paths import why_absent
 from allocembed.remote.objects import (
     StorageFailure,
     environment_options,
@@ -44,7 +44,12 @@ def has_table(uri: str, name: str) -> bool:
     """Whether there is a table whose making was completed."""
     if not is_remote(uri):
         versions = Path(uri) / f"{name}.lance" / "_versions"
-        return is_folder(versions) and any(versions.glob("*.manifest"))
+        try:
+            return versions.is_dir() and any(versions.glob("*.manifest"))
+        except PermissionError as error:
+            raise SearchError(f"{UNREADABLE}, {uri}: {error.strerror}; check its permissions") from error
+        except (OSError, ValueError):  # a name that cannot be
+            return False
     with storage_errors(uri, UNREADABLE):
         return has_objects(f"{uri}/{name}.lance/_versions")
 

@@ -208,7 +208,8 @@ def test_token_cost_is_finite_where_both_ends_of_the_range_give_the_same_grids()
         ("reward", "rank", "must be validated, success, gap or cosine"),
         ("efficiency_weight", -0.1, "0 or more"),
         ("tau", 0.0, "tau must be greater than 0"),
-        ("epsilon", float("nan"), "epsilon must be greater than 0"),
+        ("epsilon", 0.0, "epsilon must be greater than 0"),
+        ("epsilon", float("nan"), "epsilon must be a finite number, not nan"),
     ],
 )
 def test_options_refuse_what_cannot_be_meant(field, value, message):

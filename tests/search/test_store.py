@@ -131,6 +131,14 @@ def test_an_index_that_was_never_completed_counts_as_none_and_is_made_again(empt
     assert VideoIndex.create(empty.store.uri, config, embedder=embedder).info()["vectors"] == 0
 
 
+def test_an_index_that_may_not_be_read_is_not_called_absent(index, monkeypatch):
+    """Root may read everything, so the system's refusal is played."""
+    refused = PermissionError(13, "Permission denied")
+    monkeypatch.setattr(Path, "is_dir", lambda path: (_ for _ in ()).throw(refused))
+    with pytest.raises(SearchError, match=r"cannot be read, .*: Permission denied; check its permissions"):
+        VideoIndex.open(index.store.uri)
+
+
 def test_vectors_are_not_thrown_away_because_the_settings_are_gone(tmp_path, finished, config, embedder):
     shutil.copytree(finished, tmp_path / "index")
     shutil.move(tmp_path / "index" / "about.lance", tmp_path / "about.lance")
