@@ -47,7 +47,7 @@ from allocembed.policy.preview import BackbonePreview
 from allocembed.resize import chunk_seconds
 from allocembed.threads import core_count
 from allocembed.video import Clip
-from allocembed.video.decoders.card import Tally, find_card
+from allocembed.video.decoders.card import Tally, forget_cards
 
 WORLD_FRAMES = 160
 PARTS = 20  # of a run, to see when the GPU is busy
@@ -252,7 +252,7 @@ def compare(
 ) -> dict[str, Any]:
     """Run both in turns, until the rounds or the minutes are over."""
     config = replace(embedder.config, seek=seek, decoder=decoder)
-    find_card.cache_clear()  # what was learned from other files
+    forget_cards()  # what was learned from other files
     embedder = TimedEmbedder(embedder.backbone, embedder.allocator, config)
     if options.stream_only:
         return stream_alone(embedder, files, options)

@@ -187,6 +187,11 @@ def find_card(decoder: str, device: torch.device) -> Nvdec | None:
         return _find_card(decoder, device)
 
 
+def forget_cards() -> None:
+    """Let the next one who asks start anew: counts, and what was learned from earlier files."""
+    _find_card.cache_clear()
+
+
 @cache
 def _find_card(decoder: str, device: torch.device) -> Nvdec | None:
     try:
