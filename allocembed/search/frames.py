@@ -10,7 +10,11 @@ from allocembed.video import DecodeLimits, open_video
 SIDE = 768  # pixels on the longer side
 
 
-def frame_jpeg(path: str | Path, second: float, limits: DecodeLimits) -> tuple[bytes, float]:
+def frame_jpeg(
+    path: str | Path,
+    second: float,
+    limits: DecodeLimits = DecodeLimits(),  # noqa: B008 (frozen)
+) -> tuple[bytes, float]:
     """The frame shown at a second, and when it begins. Raise VideoError if it cannot be read."""
     with open_video(path, limits=limits) as video:
         clip = video.frames_at([second])

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from allocembed.search.frames import frame_jpeg
-from allocembed.video import DecodeLimits
 from tests.world_videos import sentences
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
@@ -196,7 +195,7 @@ def test_colours_follow_the_system_until_they_are_chosen(browser, client):
 def photo(index, timelines, tmp_path) -> tuple[Path, str]:
     """A picture of a moment of a video, and the video's id."""
     file = next(file for file in index.files() if file.path.endswith("003.mp4"))
-    frame, _ = frame_jpeg(file.path, sum(timelines.moment(3, 0)) / 2, DecodeLimits())
+    frame, _ = frame_jpeg(file.path, sum(timelines.moment(3, 0)) / 2)
     Image.open(io.BytesIO(frame)).save(tmp_path / "photo.png")
     return tmp_path / "photo.png", file.video
 
