@@ -108,11 +108,14 @@ class Chromium:
         return value
 
     def click(self, selector: str) -> None:
-        """Clicks in the middle of an element, as a mouse does."""
-        box = self.run(
-            f"(e => {{ e.scrollIntoView({{block: 'center', behavior: 'instant'}}); const b = e.getBoundingClientRect();"
-            f" return [b.x + b.width / 2, b.y + b.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
-        )
+        """Clicks in the middle of an element, as a mouse does, once it has stopped moving."""
+        find = f"document.querySelector({json.dumps(selector)})"
+        middle = "(b => [b.x + b.width / 2, b.y + b.height / 2])"
+        box, before = self.run(f"{middle}({find}.getBoundingClientRect())"), None
+        while box != before:
+            time.sleep(0.05)
+            self.run(f"{find}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+            box, before = self.run(f"{middle}({find}.getBoundingClientRect())"), box
         for kind in ("mousePressed", "mouseReleased"):
             where = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
             self.call("Input.dispatchMouseEvent", type=kind, **where)

@@ -65,5 +65,6 @@ def search(browser, client):
         rest = "".join(f"&{name}={quote(value)}" for name, value in more.items())
         browser.go(f"http://127.0.0.1:{client.port}/?q={quote(words)}{rest}")
         browser.wait(f"{CARDS}.length === {count}")
+        browser.wait("document.getElementById('about').textContent")  # what comes with it moves the results
 
     return start
