@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from allocembed.allocators.registry import split_looks
+from allocembed.paths import absolute
 
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
@@ -30,7 +31,7 @@ def without_folders(text: str, paths: Iterable[str]) -> str:
     """
     names: dict[str, str] = {}
     for path in paths:
-        whole = os.path.normpath(Path(path).absolute())
+        whole = str(absolute(path))
         # Errors of LanceDB name paths without the first slash, and as in an address.
         for form in (path, whole, os.path.realpath(path), whole.lstrip("/"), quote(whole), quote(whole).lstrip("/")):
             folder, slash, last = form.rstrip("/").rpartition("/")
