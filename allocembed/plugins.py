@@ -1,0 +1,84 @@
+"""Names that can be extended by installing a package: the seams of AllocEmbed, and their entry points.
+
+| group | a name stands for |
+|---|---|
+| `allocembed.backbones` | a `BackboneEntry`: a checkpoint with a short name |
+| `allocembed.families` | a `Family`: the classes that read one model type |
+| `allocembed.allocators` | a subclass of `Allocator` |
+| `allocembed.decoders` | a subclass of `Decoder` |
+| `allocembed.stores` | an `IndexStore` class; the name is the scheme of an address |
+| `allocembed.workers` | a `Workers` class |
+
+A package adds a name in its own `pyproject.toml`, and the name then works in options, settings and indexes:
+
+    [project.entry-points."allocembed.allocators"]
+    middle = "my_package.middle:MiddleFirst"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from allocembed.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Names(Mapping[str, T], Generic[T]):
+    """The names of one seam: our own, and those of installed packages. A name is imported when it is looked up.
+
+    >>> decoders = Names[type]("allocembed.example", {"thread": "threading:Thread"})
+    >>> sorted(decoders), "thread" in decoders, decoders["thread"].__name__
+    (['thread'], True, 'Thread')
+    """
+
+    def __init__(self, group: str, own: Mapping[str, Any]) -> None:
+        """`own` maps names to values, or to the place of a value as "module:name". Our own names cannot be replaced."""
+        self.group, self._own = group, own
+        self._loaded: dict[str, T] = {}
+
+    @cached_property
+    def _added(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group) if point.name not in self._own}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._own, *self._added])
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._added)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._added
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def _load(self, name: str) -> T:
+        if name in self._own:
+            stated = self._own[name]
+            return load_place(stated) if isinstance(stated, str) else stated
+        point = self._added[name]
+        try:
+            return point.load()
+        except Exception as error:  # the code of others raises errors of every kind
+            package = point.dist.name if point.dist else point.value
+            raise ConfigError(
+                f"the package {package} adds the name {name} to {self.group}, but cannot be imported ({error}): "
+                "update or uninstall it"
+            ) from error
+
+
+def load_place(place: str) -> Any:
+    """The value that "module:name" stands for.
+
+    >>> load_place("math:pi") > 3
+    True
+    """
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
