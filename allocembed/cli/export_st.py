@@ -22,7 +22,7 @@ def export_st(folder: Annotated[Path, Positional, UNSET], config: Config) -> Non
     Args:
         folder: Where to write it; a new or empty folder, or one exported before.
     """
-    from allocembed.serving.folder import export_folder
+    from allocembed.integrations.folder import export_folder
 
     export_folder(config, folder)
     say(f"{config.backbone}, {config.allocator}, {config.budget} → {folder}")

@@ -28,9 +28,9 @@ from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
-from allocembed.serving.vllm import ARCHITECTURE, Payload, picture_payload, video_payload
-from allocembed.serving.vllm_plugin import VLM2Vec
-from tests.serving.layouts import FIXTURES, MODELS, PICTURES, VIDEOS, WITH_PIXELS, Layout, digest, load_embedder
+from allocembed.integrations.vllm import ARCHITECTURE, Payload, picture_payload, video_payload
+from allocembed.integrations.vllm_plugin import VLM2Vec
+from tests.integrations.layouts import FIXTURES, MODELS, PICTURES, VIDEOS, WITH_PIXELS, Layout, digest, load_embedder
 
 PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy")
 

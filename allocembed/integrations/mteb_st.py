@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from allocembed.benchmarks.mteb_model import MtebModel, make_meta
 from allocembed.errors import MissingDependency
-from allocembed.serving.sentence_transformers import KINDS
+from allocembed.integrations.mteb import MtebModel, make_meta
+from allocembed.integrations.sentence_transformers import KINDS
 
 try:
     from mteb.models import SentenceTransformerEncoderWrapper

@@ -33,9 +33,9 @@ from vllm.plugins.io_processors.interface import IOProcessor
 
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError
-from allocembed.serving.requests import Request
-from allocembed.serving.vllm import load_without_weights, picture_payload, text_payload, video_payload
-from allocembed.sources import open_picture, open_source
+from allocembed.integrations.requests import Request
+from allocembed.integrations.sources import open_picture, open_source
+from allocembed.integrations.vllm import load_without_weights, picture_payload, text_payload, video_payload
 
 FIELDS = ("text", "video", "image", "instruction", "query")
 

@@ -13,17 +13,15 @@ from typing import Any
 
 from allocembed import __version__
 from allocembed.allocators.registry import is_method, split_looks
-from allocembed.backbones.loading import find_folder
-from allocembed.backbones.registry import ADAPTER, FAMILIES, find_entry
+from allocembed.backbones.checkpoint import Checkpoint
 from allocembed.config import EmbedConfig
 from allocembed.errors import DataError, OutputError
-from allocembed.inputs import choose_inputs
 from allocembed.output.files import write_text
 from allocembed.policy.scale_policy import ScalePolicy
 
 SETTINGS = "allocembed.json"
 ALLOCATOR = "allocator"
-CLASS = "allocembed.serving.sentence_transformers.AllocEmbedModule"
+CLASS = "allocembed.integrations.sentence_transformers.AllocEmbedModule"
 CARD = """---
 library_name: sentence-transformers
 pipeline_tag: feature-extraction
@@ -102,18 +100,8 @@ def has_allocator(saved: Mapping[str, Any]) -> bool:
 
 def query_instruction(config: EmbedConfig) -> str | None:
     """The instruction with which the backbone embeds search sentences, found without its weights."""
-    entry = find_entry(config.backbone)
-    family = entry.family
-    if family is None:
-        folder = find_folder(entry.source, config.backbone)
-        adapter = folder / ADAPTER
-        if adapter.is_file():
-            folder = find_folder(json.loads(adapter.read_text())["base_model_name_or_path"], config.backbone)
-        try:
-            family = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"cannot read {folder / 'config.json'} ({error}): download or save it again") from error
-    if family not in FAMILIES:
-        raise DataError(f"cannot export a {family} model: AllocEmbed supports {', '.join(FAMILIES)}")
-    pipeline = choose_inputs(FAMILIES[family].inputs, config.inputs or entry.inputs, config.backbone)
-    return FAMILIES[family].load().find_query_instruction(pipeline)
+    found = Checkpoint.find(config.backbone, config.inputs)
+    if found.inputs is None:
+        found = Checkpoint.fetch(config.backbone, config.inputs)
+    assert found.inputs is not None
+    return found.family.load().find_query_instruction(found.inputs)

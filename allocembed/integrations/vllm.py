@@ -2,7 +2,7 @@
 
 vLLM reads a video as one size of frames. So each chunk goes as an item of its own, at its own size, with its own time,
 and vLLM neither samples nor resizes. The prompt that it makes of these items, and its positions, are ours token by
-token (`tests/serving/test_vllm.py`, made with vLLM 0.32.0).
+token (`tests/integrations/test_vllm.py`, made with vLLM 0.32.0).
 
     embedder = load_without_weights(EmbedConfig(backbone="qwen3-vl-embedding-2b", allocator="uniform", budget="8f"))
     llm = LLM("Qwen/Qwen3-VL-Embedding-2B", runner="pooling", limit_mm_per_prompt={"video": 12})
@@ -15,7 +15,6 @@ extras, because the pins of vLLM and of our search server collide.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,15 +23,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from allocembed.allocators.registry import AUTO, LEARNED, METHODS, SENSITIVITY, make_method, split_looks
 from allocembed.backbones.base import Backbone, Prompt
-from allocembed.backbones.loading import find_folder
-from allocembed.backbones.registry import ADAPTER, FAMILIES, find_entry, known_inputs
+from allocembed.backbones.loading import load_skeleton
 from allocembed.budget import Allocation
 from allocembed.config import EmbedConfig
-from allocembed.embedder import AllocEmbed, Source
-from allocembed.errors import BackboneError, ConfigError
+from allocembed.embedder import AllocEmbed
+from allocembed.errors import BackboneError
 from allocembed.geometry import Geometry
+from allocembed.planner import Source
 from allocembed.resize import prompt_seconds, resize
 from allocembed.video import Clip, PictureSource, read_picture
 
@@ -61,8 +59,8 @@ def video_payload(
 ) -> Payload:
     """A video, with a question about it if there is one. Raises VideoError if it cannot be read."""
     clip = embedder.read(source)
-    allocation = embedder.allocate(clip, question)
-    seconds = prompt_seconds(clip, allocation.frames, embedder.backbone.inputs.list_rate)
+    allocation = embedder.allocate(clip, embedder.plan(clip, question))
+    seconds = prompt_seconds(clip, allocation.frames, embedder.inputs.list_rate)
     prompt = Prompt(question, instruction, seconds)
     frames = chunk_pictures(clip, allocation, embedder.backbone.geometry)
     items = [(chunk, _metadata(second, len(chunk))) for chunk, second in zip(frames, seconds, strict=True)]
@@ -103,60 +101,20 @@ def load_without_weights(config: EmbedConfig) -> AllocEmbed:
 
     A learned allocator brings its own preview model. `sensitivity` looks with the backbone, so it cannot be used.
     """
-    config.check()
-    entry = find_entry(config.backbone)
-    name = config.allocator
-    if name.startswith(SENSITIVITY) or split_looks(name)[1]:
-        raise ConfigError(
-            "sensitivity looks with the backbone, whose weights vLLM holds: use uniform, content or learned"
-        )
-    backbone = _skeleton(config)
-    if name in (AUTO, LEARNED):
-        name = entry.allocator or (LEARNED if name == LEARNED else "uniform")
-    if name in METHODS:
-        allocator = make_method(name)
-    elif name == LEARNED:
-        raise ConfigError(
-            f"no learned allocator is bundled for {config.backbone}: name its folder or hub id, or uniform"
-        )
-    else:
-        from allocembed.allocators.learned import Learned
-
-        allocator = Learned.from_pretrained(name, device=config.device, dtype=config.dtype)
-    return AllocEmbed(backbone, allocator, replace(config, dim=None))
+    backbone = load_skeleton(config.backbone, device=config.device, dtype=config.dtype, inputs=config.inputs)
+    return AllocEmbed(backbone, config.allocator, replace(config, dim=None))
 
 
 def register() -> None:
     """Entry point of `vllm.general_plugins`: make VLM2Vec known."""
     from vllm import ModelRegistry  # pyright: ignore[reportAttributeAccessIssue] (takes this file for the library)
 
-    ModelRegistry.register_model(ARCHITECTURE, "allocembed.serving.vllm_plugin:VLM2Vec")
+    ModelRegistry.register_model(ARCHITECTURE, "allocembed.integrations.vllm_plugin:VLM2Vec")
 
 
 def processor_name() -> str:
     """Entry point of `vllm.io_processor_plugins`: `--io-processor-plugin allocembed`."""
-    return "allocembed.serving.vllm_plugin.AllocEmbedProcessor"
-
-
-def _skeleton(config: EmbedConfig) -> Backbone:
-    """The backbone with weights that have a shape and no content."""
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-
-    entry = find_entry(config.backbone)
-    folder = find_folder(entry.source, config.backbone)
-    if (folder / ADAPTER).is_file():
-        base = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-        folder = find_folder(base, config.backbone)
-    try:
-        about = AutoConfig.from_pretrained(folder)
-        family = FAMILIES[about.model_type]
-        with torch.device("meta"):
-            model = AutoModel.from_config(about)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # damaged files make these libraries raise errors of every kind
-        raise BackboneError(f"cannot read the settings of {folder} ({error}): download or save it again") from error
-    inputs = known_inputs(str(folder), config.inputs or entry.inputs)
-    return family.load()(model, tokenizer, inputs or next(iter(family.inputs.values())), name=config.backbone)
+    return "allocembed.integrations.vllm_plugin.AllocEmbedProcessor"
 
 
 def _layout(backbone: Backbone, prompt: Prompt) -> str:

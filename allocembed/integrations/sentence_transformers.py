@@ -22,8 +22,8 @@ import torch
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
 from allocembed.errors import ConfigError, MissingDependency
-from allocembed.serving.folder import ALLOCATOR, SETTINGS, has_allocator, read_settings, write_settings
-from allocembed.serving.requests import Embedding, Request, embed_requests
+from allocembed.integrations.folder import ALLOCATOR, SETTINGS, has_allocator, read_settings, write_settings
+from allocembed.integrations.requests import Embedding, Request, embed_requests
 
 try:
     from sentence_transformers.base.modality import infer_modality

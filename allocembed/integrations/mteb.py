@@ -23,7 +23,7 @@ from allocembed.benchmarks.cache import make_key
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
 from allocembed.errors import DataError, MissingDependency
-from allocembed.sources import open_source
+from allocembed.integrations.sources import open_source
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata

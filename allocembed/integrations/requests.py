@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from allocembed.embedder import AllocEmbed, ImageEmbedding, TextEmbedding, VideoEmbedding
 from allocembed.errors import ConfigError
-from allocembed.sources import open_picture, open_source
+from allocembed.integrations.sources import open_picture, open_source
 
 Embedding: TypeAlias = VideoEmbedding | ImageEmbedding | TextEmbedding
 
