@@ -17,7 +17,7 @@ from PIL import Image
 from allocembed import AllocEmbed
 from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError, VideoError
-from allocembed.serving.folder import export_folder, has_allocator, read_settings, write_settings
+from allocembed.integrations.folder import export_folder, has_allocator, read_settings, write_settings
 from tests.clips import picture, write_video
 from tests.command import run
 
@@ -221,8 +221,8 @@ def test_mteb_runs_with_the_folder_and_keeps_budgets_apart(qwen3_folder, files, 
     mteb = pytest.importorskip("mteb")
     from mteb.cache import ResultCache
 
-    from allocembed.serving.mteb import StMtebModel
-    from tests.benchmarks.test_mteb_model import Captions, as_column
+    from allocembed.integrations.mteb_st import StMtebModel
+    from tests.integrations.test_mteb import Captions, as_column
 
     videos = [files[name] for name in ("one", "two", "three")]
     task, cache, scores = Captions().use(as_column(videos)), ResultCache(tmp_path / "cache"), {}
@@ -245,9 +245,9 @@ def test_a_text_beside_a_video_steers_an_exported_model_only_if_the_task_asks(qw
     import datasets
     from torch.utils.data import DataLoader
 
-    from allocembed.benchmarks.mteb_model import MtebModel
-    from allocembed.serving.mteb import StMtebModel
-    from tests.benchmarks.test_mteb_model import describe
+    from allocembed.integrations.mteb import MtebModel
+    from allocembed.integrations.mteb_st import StMtebModel
+    from tests.integrations.test_mteb import describe
 
     export_folder(EmbedConfig(backbone=str(qwen3_folder), allocator="uniform", budget="2f", candidates=4), tmp_path)
     model = StMtebModel(load(tmp_path))

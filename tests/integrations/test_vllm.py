@@ -17,13 +17,14 @@ from PIL import Image
 from allocembed import AllocEmbed
 from allocembed.backbones.base import Prompt
 from allocembed.config import EmbedConfig
-from allocembed.errors import BackboneError, ConfigError, VideoError
+from allocembed.errors import BackboneError, PolicyError, VideoError
+from allocembed.integrations import vllm
+from allocembed.integrations.vllm import load_without_weights, picture_payload, text_payload, video_payload
 from allocembed.resize import prompt_seconds
-from allocembed.serving import vllm
-from allocembed.serving.vllm import load_without_weights, picture_payload, text_payload, video_payload
 from allocembed.video import read_picture
 from tests.clips import picture, write_video
-from tests.serving.layouts import FIXTURES, MODELS, PICTURES, VIDEOS, WITH_PIXELS, Layout, digest, load_embedder
+from tests.integrations.layouts import FIXTURES, MODELS, PICTURES, VIDEOS, WITH_PIXELS, Layout, digest, load_embedder
+from tests.stages import allocated
 
 PIPELINES = [(model, inputs) for model, pipelines in MODELS.items() for inputs in pipelines]
 
@@ -38,7 +39,7 @@ def test_vllm_makes_our_tokens_positions_and_pixels_of_random_layouts(model, inp
         layout = Layout(embedder, number)
         if number < VIDEOS:
             clip = layout.clip(pixels="pixels" in case)
-            allocation = layout.embedder.allocate(clip)
+            allocation = allocated(layout.embedder, clip)
             layout = Layout(embedder, number)  # which draws the same again
             prepared = layout.embedder.prepare(clip, layout.text, layout.instruction) if "pixels" in case else None
             item = prepared[1] if prepared else _without_pixels(layout, clip, allocation)
@@ -121,11 +122,11 @@ def test_a_learned_allocator_brings_its_own_preview_model(files):
     config = EmbedConfig(backbone="nano-qwen3", allocator="learned", budget="2f", candidates=6, device="cpu")
     whole = AllocEmbed.from_config(config)
     payload = video_payload(load_without_weights(config), files["video"])
-    assert payload.allocation.grids == whole.allocate(files["video"]).grids
+    assert payload.allocation.grids == allocated(whole, files["video"]).grids
 
 
 def test_what_needs_the_weights_is_refused():
-    with pytest.raises(ConfigError, match="whose weights vLLM holds"):
+    with pytest.raises(PolicyError, match="another program holds its weights"):
         load_without_weights(EmbedConfig(backbone="nano-qwen3", allocator="sensitivity"))
 
 
@@ -172,10 +173,10 @@ def plugin(monkeypatch) -> ModuleType:
         module = ModuleType(name)
         vars(module).update(values, registered=registered)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "allocembed.serving.vllm_plugin", raising=False)
-    module = importlib.import_module("allocembed.serving.vllm_plugin")
+    monkeypatch.delitem(sys.modules, "allocembed.integrations.vllm_plugin", raising=False)
+    module = importlib.import_module("allocembed.integrations.vllm_plugin")
     yield module
-    sys.modules.pop("allocembed.serving.vllm_plugin", None)
+    sys.modules.pop("allocembed.integrations.vllm_plugin", None)
 
 
 def make_processor(plugin: ModuleType, folder: str = "", **settings: Any) -> Any:
@@ -245,8 +246,8 @@ def test_vlm2vec_counts_straight_through(plugin):
 def test_the_entry_points_name_what_exists(plugin):
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     points = project["entry-points"]
-    assert points["vllm.general_plugins"]["allocembed"] == "allocembed.serving.vllm:register"
-    assert points["vllm.io_processor_plugins"]["allocembed"] == "allocembed.serving.vllm:processor_name"
+    assert points["vllm.general_plugins"]["allocembed"] == "allocembed.integrations.vllm:register"
+    assert points["vllm.io_processor_plugins"]["allocembed"] == "allocembed.integrations.vllm:processor_name"
     vllm.register()
     module, _, name = sys.modules["vllm"].registered[vllm.ARCHITECTURE].partition(":")
     assert getattr(importlib.import_module(module), name) is plugin.VLM2Vec

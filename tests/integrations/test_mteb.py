@@ -23,7 +23,7 @@ from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
 from mteb.abstasks.zeroshot_classification import AbsTaskZeroShotClassification  # noqa: E402
 from mteb.cache import ResultCache  # noqa: E402
 
-from allocembed.benchmarks.mteb_model import MtebModel  # noqa: E402
+from allocembed.integrations.mteb import MtebModel  # noqa: E402
 
 pytestmark = pytest.mark.slow  # whole runs, servers and command lines
 

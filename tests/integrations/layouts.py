@@ -15,7 +15,7 @@ from PIL import Image
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
-from allocembed.serving.vllm import load_without_weights
+from allocembed.integrations.vllm import load_without_weights
 from allocembed.video import Clip
 from tests import official
 
