@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from allocembed.allocators.registry import check_allocator, is_method, split_looks
-from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY, check_backbone
+from allocembed.backbones.checkpoint import check_backbone
+from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY
 from allocembed.budget import CANDIDATES, Budget, check_range
 from allocembed.errors import ConfigError, did_you_mean
 from allocembed.paths import is_folder

@@ -13,11 +13,13 @@ A package adds a name in its own `pyproject.toml`, and the name then works in op
 
     [project.entry-points."allocembed.allocators"]
     middle = "my_package.middle:MiddleFirst"
+
+Without a package, `METHODS["middle"] = MiddleFirst` adds the name in this process alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -28,7 +30,7 @@ from allocembed.errors import ConfigError
 T = TypeVar("T")
 
 
-class Names(Mapping[str, T], Generic[T]):
+class Names(MutableMapping[str, T], Generic[T]):
     """The names of one seam: our own, and those of installed packages. A name is imported when it is looked up.
 
     >>> decoders = Names[type]("allocembed.example", {"thread": "threading:Thread"})
@@ -37,19 +39,19 @@ class Names(Mapping[str, T], Generic[T]):
     """
 
     def __init__(self, group: str, own: Mapping[str, Any]) -> None:
-        """`own` maps names to values, or to the place of a value as "module:name". Our own names cannot be replaced."""
-        self.group, self._own = group, own
+        """`own` maps names to values, or to the place of a value as "module:name". No package can replace them."""
+        self.group, self._own = group, dict(own)
         self._loaded: dict[str, T] = {}
 
     @cached_property
     def _added(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in entry_points(group=self.group) if point.name not in self._own}
+        return {point.name: point for point in entry_points(group=self.group)}
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._own, *self._added])
+        return iter({**self._own, **self._added})
 
     def __len__(self) -> int:
-        return len(self._own) + len(self._added)
+        return len({**self._own, **self._added})
 
     def __contains__(self, name: object) -> bool:
         return name in self._own or name in self._added
@@ -58,6 +60,13 @@ class Names(Mapping[str, T], Generic[T]):
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self._own[name] = self._loaded[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+        self._loaded.pop(name, None)
 
     def _load(self, name: str) -> T:
         if name in self._own:

@@ -29,6 +29,13 @@ def test_a_package_cannot_replace_a_name_of_ours(names: Names[type]) -> None:
     assert names["thread"].__name__ == "Thread"
 
 
+def test_a_program_may_add_and_take_back_a_name_without_a_package(names: Names[type]) -> None:
+    names["mine"] = dict
+    assert names["mine"] is dict and "mine" in list(names)
+    del names["mine"]
+    assert "mine" not in names
+
+
 def test_a_package_that_cannot_be_imported_is_named(names: Names[type]) -> None:
     with pytest.raises(ConfigError, match=r"broken .*no_such_module.*update or uninstall"):
         names["broken"]

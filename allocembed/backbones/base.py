@@ -132,6 +132,11 @@ class Backbone(ABC):
         return self.model.dtype
 
     @property
+    def has_weights(self) -> bool:
+        """Whether it can embed. Without weights it only writes prompts, as inside vLLM."""
+        return self.device.type != "meta"
+
+    @property
     def packs(self) -> bool:
         """Whether videos are prepared on the device and embedded in packed batches, as on a GPU."""
         return self.device.type == "cuda"

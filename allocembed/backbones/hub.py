@@ -1,12 +1,42 @@
-"""Models in the hub's cache on this machine."""
+"""The files of a model: a local folder, the hub's cache on this machine, or a download."""
 
 import json
 from pathlib import Path
+
+from allocembed.backbones.registry import REGISTRY
+from allocembed.errors import BackboneError
+from allocembed.paths import is_folder
 
 FILES = ["*.json", "*.txt", "*.jinja", "*.safetensors", "*.bin"]
 """What is downloaded of a model. The cache knows all files of a repository, so a look-up needs these patterns, too."""
 WHOLE = [f"{name}.{kind}" for name in ("model", "pytorch_model", "adapter_model") for kind in ("safetensors", "bin")]
 """Files that hold all weights."""
+
+
+def find_folder(source: str, name: str) -> Path:
+    """The local folder of a model: the folder itself, the hub cache's copy, or a new download.
+
+    A cached model is used as it is, without a request to the network. Without a network the error comes at once: the
+    hub client alone would retry each file for half a minute.
+    """
+    if is_folder(source):
+        return Path(source)
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(source)
+    except HFValidationError:
+        missing = ValueError(f"there is no folder {source}")
+        raise BackboneError(cannot_load(name, source, missing)) from missing
+    try:
+        if (cached := cached_folder(source)) is not None:
+            return cached
+        HfApi().model_info(source, timeout=10)
+        return Path(snapshot_download(source, allow_patterns=FILES))
+    except Exception as error:  # the hub client raises its own errors and those of its HTTP library
+        raise BackboneError(cannot_load(name, source, error)) from error
 
 
 def cached_folder(source: str) -> Path | None:
@@ -27,3 +57,20 @@ def _has_weights(folder: Path) -> bool:
         return True
     lists = [json.loads(each.read_text(encoding="utf-8"))["weight_map"] for each in folder.glob("*.index.json")]
     return any(all((folder / part).is_file() for part in set(each.values())) for each in lists)
+
+
+def cannot_load(name: str, source: str, error: Exception) -> str:
+    """Why a model cannot be loaded, and what to do."""
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if is_folder(source):
+        return (
+            f"cannot load the backbone in {source} ({type(error).__name__}: {cause}): the folder is incomplete or "
+            "broken; download or save it again"
+        )
+    local = Path(source).is_absolute() or source.startswith(".")
+    fetch = "" if local else f"  hf download {source}   where the network allows it\n"
+    toy = "  --backbone nano-qwen3        a toy model, to try things out\n"
+    return (
+        f"cannot load backbone {name!r} ({cause}). Options:\n"
+        f"  --backbone /path/to/folder   a local copy of it\n{fetch}{toy}known names: {', '.join(REGISTRY)}"
+    )

@@ -4,36 +4,24 @@ transformers' own classes load everything. A checkpoint with missing weights is 
 still returns vectors, only meaningless ones.
 """
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import transformers
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from allocembed.backbones import float8, int8
 from allocembed.backbones.base import Backbone
+from allocembed.backbones.checkpoint import Checkpoint, check_backbone
 from allocembed.backbones.devices import FLOAT8, INT8, pick_device, pick_dtype, weight_bytes
-from allocembed.backbones.hub import FILES, cached_folder
-from allocembed.backbones.registry import (
-    ADAPTER,
-    DEFAULT_BACKBONE,
-    FAMILIES,
-    REGISTRY,
-    check_backbone,
-    find_entry,
-    read_inputs,
-)
-from allocembed.errors import BackboneError, MissingDependency
-from allocembed.inputs import choose_inputs
-from allocembed.paths import is_folder
+from allocembed.backbones.hub import cannot_load
+from allocembed.backbones.registry import DEFAULT_BACKBONE
+from allocembed.errors import AllocEmbedError, BackboneError, MissingDependency
 
 
 def load_backbone(
@@ -54,60 +42,67 @@ def load_backbone(
     (Matryoshka) and normalises again. `compile` compiles the model's blocks at the first video: half a minute that pays
     off after some hundred videos. It needs a C++ compiler.
     """
-    name = str(name)
-    check_backbone(name, inputs)
-    entry = find_entry(name)
-    chosen = pick_device(device)
-    folder = base = find_folder(entry.source, name)
+    check_backbone(str(name), inputs)
+    chosen, found = pick_device(device), Checkpoint.fetch(str(name), inputs)
     transformers_logging.disable_progress_bar()
-    try:
-        adapter = folder / ADAPTER
-        if adapter.is_file():
-            base = find_folder(json.loads(adapter.read_text())["base_model_name_or_path"], name)
-        check_transformers(base, transformers.__version__)
-        config = AutoConfig.from_pretrained(base)
-        if config.model_type not in FAMILIES:
-            raise BackboneError(
-                f"{base} is a {config.model_type} model, and AllocEmbed supports {', '.join(FAMILIES)}: use one of "
-                f"{', '.join(REGISTRY)}, or a folder or hub id of a supported kind"
-            )
-        family, dimensions = FAMILIES[config.model_type], config.get_text_config().hidden_size
-        if dim is not None and dim < dimensions and not entry.matryoshka:
-            raise BackboneError(
-                f"{name} was not trained for vectors shorter than {dimensions} (Matryoshka): remove dim, or use "
-                "qwen3-vl-embedding-2b"
-            )
-        if dim is not None and entry.dims and dim not in entry.dims:
-            raise BackboneError(f"{name} was trained for vectors of {_listed(entry.dims)}: choose one of these as dim")
-        pipeline = choose_inputs(family.inputs, inputs or entry.inputs, name)
-        pipeline = read_inputs(base, config.to_dict(), family, pipeline)
-        model = load_model(base, pick_dtype(dtype, chosen, weight_bytes(base)), family.options)
+    with _described(found):
+        base, adapter = found.files
+        found.check_version(transformers.__version__)
+        found.check_dim(dim, AutoConfig.from_pretrained(base).get_text_config().hidden_size)
+        model = load_model(base, pick_dtype(dtype, chosen, weight_bytes(base)), found.family.options)
         tokenizer = AutoTokenizer.from_pretrained(base)
-        if base != folder:
-            model = _merge_adapter(model, folder)
-    except (BackboneError, MissingDependency):
-        raise
-    except Exception as error:  # damaged files make these libraries raise errors of every kind
-        raise BackboneError(_cannot_load(name, str(folder), error)) from error
+        if adapter is not None:
+            model = _merge_adapter(model, adapter)
     if dtype == INT8:
         int8.round_linears(model)
     if dtype == FLOAT8:
         float8.round_linears(model, chosen)
-    backbone = family.load()(
-        model.to(chosen),  # pyright: ignore[reportArgumentType] (transformers' stub of `to`)
-        tokenizer,
-        pipeline,
-        name=name,
-        dim=dim,
-        notice=entry.notice,
-        allocator=entry.allocator,
-        compile=compile,
-    )
-    arguments = {"name": name, "device": device, "dtype": dtype, "inputs": inputs, "dim": dim, "compile": compile}
-    backbone.load_arguments = arguments
-    if entry.family is None and backbone.notice is None:
+    model = model.to(chosen)  # pyright: ignore[reportArgumentType] (transformers' stub of `to`)
+    backbone = _build(found, model, tokenizer, dim=dim, compile=compile)
+    backbone.load_arguments = {
+        "name": str(name),
+        "device": device,
+        "dtype": dtype,
+        "inputs": found.pipeline,
+        "dim": dim,
+        "compile": compile,
+    }
+    if found.entry.family is None and backbone.notice is None:
         backbone.notice = assumed(backbone)
     return backbone
+
+
+def load_skeleton(name: str, *, device: str = "auto", dtype: str = "auto", inputs: str | None = None) -> Backbone:
+    """A backbone whose weights have a shape and no content. It writes prompts, for a program that has the weights."""
+    check_backbone(name, inputs)
+    found = Checkpoint.fetch(name, inputs)
+    with _described(found):
+        base, _ = found.files
+        with torch.device("meta"):
+            model = AutoModel.from_config(AutoConfig.from_pretrained(base))
+        tokenizer = AutoTokenizer.from_pretrained(base)
+    backbone = _build(found, model, tokenizer)
+    backbone.load_arguments = {"name": name, "device": device, "dtype": dtype, "inputs": found.pipeline, "dim": None}
+    return backbone
+
+
+@contextmanager
+def _described(found: Checkpoint) -> Iterator[None]:
+    """Damaged files make libraries raise errors of every kind: say which checkpoint, and what to do."""
+    try:
+        yield
+    except AllocEmbedError:
+        raise
+    except Exception as error:
+        raise BackboneError(cannot_load(found.name, str(found.folder), error)) from error
+
+
+def _build(
+    found: Checkpoint, model: PreTrainedModel, tokenizer: Any, *, dim: int | None = None, compile: bool = False
+) -> Backbone:
+    assert found.inputs is not None
+    about = {"name": found.name, "notice": found.entry.notice, "allocator": found.entry.allocator}
+    return found.family.load()(model, tokenizer, found.inputs, dim=dim, compile=compile, **about)
 
 
 def assumed(backbone: Backbone) -> str:
@@ -126,39 +121,6 @@ def reload_backbone(arguments: dict[str, Any], patch_product: bool) -> Backbone:
     backbone = load_backbone(**arguments)
     backbone.patch_product = patch_product or backbone.patch_product
     return backbone
-
-
-def find_folder(source: str, name: str) -> Path:
-    """The local folder of a model: the folder itself, the hub cache's copy, or a new download.
-
-    A cached model is used as it is, without a request to the network. Without a network the error comes at once: the
-    hub client alone would retry each file for half a minute.
-    """
-    if is_folder(source):
-        return Path(source)
-    try:
-        validate_repo_id(source)
-    except HFValidationError:
-        missing = ValueError(f"there is no folder {source}")
-        raise BackboneError(_cannot_load(name, source, missing)) from missing
-    try:
-        if (cached := cached_folder(source)) is not None:
-            return cached
-        HfApi().model_info(source, timeout=10)
-        return Path(snapshot_download(source, allow_patterns=FILES))
-    except Exception as error:  # the hub client raises its own errors and those of its HTTP library
-        raise BackboneError(_cannot_load(name, source, error)) from error
-
-
-def check_transformers(folder: Path, installed: str) -> None:
-    """Raise BackboneError if the installed transformers is too old for the model in a folder."""
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    needed = FAMILIES[kind].transformers if kind in FAMILIES else None
-    if needed is not None and _version(installed) < _version(needed):
-        raise BackboneError(
-            f"cannot load {folder}: {kind} models need transformers {needed} or newer, and {installed} is installed; "
-            f"pip install 'transformers>={needed},<6'"
-        )
 
 
 def load_model(folder: Path, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> PreTrainedModel:
@@ -195,28 +157,3 @@ def _merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         stray = (list(result.unexpected_keys) + unfilled)[0]
         raise BackboneError(f"the adapter {folder} does not fit its base model: {stray} has no counterpart")
     return cast(PreTrainedModel, peft_model.merge_and_unload())
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")[:2]))
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]} dimensions"
-
-
-def _cannot_load(name: str, source: str, error: Exception) -> str:
-    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if is_folder(source):
-        return (
-            f"cannot load the backbone in {source} ({type(error).__name__}: {cause}): the folder is incomplete or "
-            "broken; download or save it again"
-        )
-    local = Path(source).is_absolute() or source.startswith(".")
-    fetch = "" if local else f"  hf download {source}   where the network allows it\n"
-    return (
-        f"cannot load backbone {name!r} ({cause}). Options:\n"
-        f"  --backbone /path/to/folder   a local copy of it\n{fetch}"
-        f"  --backbone nano-qwen3        a toy model, to try things out\n"
-        f"known names: {', '.join(REGISTRY)}"
-    )

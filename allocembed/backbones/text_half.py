@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from allocembed.backbones.checkpoint import ADAPTER, find_entry
 from allocembed.backbones.hub import cached_folder
-from allocembed.backbones.registry import ADAPTER, FAMILIES, find_entry
+from allocembed.backbones.registry import FAMILIES
 from allocembed.inputs import choose_inputs
 from allocembed.paths import is_folder
 

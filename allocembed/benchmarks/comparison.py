@@ -12,7 +12,7 @@ from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from allocembed.backbones.registry import same_model, split_inputs
+from allocembed.backbones.checkpoint import same_model, split_inputs
 from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.paper import HEADINGS, TITLES, TRANSFER, Benchmark, PublishedScores

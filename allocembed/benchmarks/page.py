@@ -99,7 +99,7 @@ def _strip(embedder: AllocEmbed, source: Path, label: str, question: str | None,
     strip = {"title": source.name, "right": right, "picture": ""}
     try:
         clip = embedder.read(source)
-        allocation = embedder.allocate(clip, question)
+        allocation = embedder.allocate(clip, embedder.plan(clip, question))
     except VideoError:
         return strip
     with tempfile.TemporaryDirectory() as folder:

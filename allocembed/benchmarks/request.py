@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from allocembed.allocators.registry import ALL_METHODS, check_allocator
-from allocembed.backbones.registry import check_backbone, split_inputs
+from allocembed.backbones.checkpoint import check_backbone, split_inputs
 from allocembed.benchmarks import longret, mmeb_v2
 from allocembed.benchmarks.paper import BENCHMARKS, TRANSFER
 from allocembed.benchmarks.shards import Shard

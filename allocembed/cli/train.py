@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from allocembed.backbones.registry import check_backbone
+from allocembed.backbones.checkpoint import check_backbone
 from allocembed.cli.options import FLAT, Command, Flag
 from allocembed.errors import DataError
 from allocembed.rdpo.config import PRESETS, WORLD, TrainConfig, make_config

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from allocembed.backbones.base import Backbone, Prompt, TokenRow
+from allocembed.backbones.checkpoint import same_model
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import same_model
 from allocembed.budget import Grid
 from allocembed.errors import ConfigError
 from allocembed.geometry import Geometry

@@ -17,7 +17,7 @@ from huggingface_hub import HfApi
 from safetensors.torch import load_file, save
 from torch import nn
 
-from allocembed.backbones.loading import find_folder
+from allocembed.backbones.hub import find_folder
 from allocembed.budget import SCALE_RANGE, check_range
 from allocembed.errors import BackboneError, ConfigError, PolicyError
 from allocembed.output.files import whole_file, write_text

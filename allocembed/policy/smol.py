@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from transformers import AutoTokenizer
 
 from allocembed.backbones.devices import pick_device, pick_dtype
-from allocembed.backbones.loading import find_folder, load_model
+from allocembed.backbones.hub import find_folder
+from allocembed.backbones.loading import load_model
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError
 from allocembed.geometry import Geometry
