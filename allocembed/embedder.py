@@ -1,6 +1,6 @@
 """AllocEmbed: the path from a video to a vector, as stages that can be called one by one.
 
-    source → read → Clip → plan → Plan → allocate → Allocation → patch → Patches → embed → vector
+    source → read → Clip → plan → Plan → allocate → Allocation → patch → Patches → item → Item → embed → vector
 
 No stage starts a thread. `stream` and the `encode_…` methods hand the stages to an executor (`allocembed.execution`).
 Every embedding of a video comes with the allocation that made it, and so with its exact cost in tokens.
@@ -10,30 +10,29 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
 
 from allocembed import __version__
-from allocembed.allocators.base import AllocationRequest, Allocator, Plan
+from allocembed.allocators.base import AllocationRequest, Allocator, Plan, allocate_clip
 from allocembed.allocators.registry import AUTO, load_allocator
 from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import DEFAULT_BACKBONE, default_inputs
-from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError, check_range
+from allocembed.backbones.registry import DEFAULT_BACKBONE
+from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError
 from allocembed.config import DecoderName, DType, EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError, MissingDependency, VideoBudgetError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
 from allocembed.geometry import Geometry
+from allocembed.planner import Planner, Source
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
-from allocembed.video import Clip, DecodeLimits, PictureSource, Seek, VideoSource, read_picture
-from allocembed.video import Source as FileSource
+from allocembed.video import Clip, DecodeLimits, PictureSource, Seek, read_picture
 
 if TYPE_CHECKING:
     from allocembed.video.decoders.card import Nvdec
 
-Source: TypeAlias = FileSource | Clip
 SMALLEST = 1e-3  # scale of a picture under a small budget; it has one token at least
 logger = logging.getLogger("allocembed")
 
@@ -73,7 +72,7 @@ class Failure:
     error: AllocEmbedError
 
 
-class AllocEmbed:
+class AllocEmbed(Planner):
     """Embeds videos under a token budget with a frozen backbone.
 
     `config` holds the budget and all other settings; its `backbone` and `allocator` are replaced by the given objects.
@@ -86,14 +85,12 @@ class AllocEmbed:
         config = config or EmbedConfig()
         _check_loaded(backbone, config)
         self.backbone = backbone
-        self.allocator = load_allocator(allocator, backbone) if isinstance(allocator, str) else allocator
-        self.budget = Budget.parse(config.budget)
-        self.scale_range = check_range(config.scale_range or self.allocator.scale_range)
-        named = isinstance(allocator, str) and allocator != AUTO
+        found = load_allocator(allocator, backbone) if isinstance(allocator, str) else allocator
+        super().__init__(backbone.inputs, found, config)
         self.config = replace(
             config,
             backbone=backbone.name,
-            allocator=allocator if named else self.allocator.name,
+            allocator=allocator if isinstance(allocator, str) and allocator != AUTO else found.name,
             scale_range=self.scale_range,
             dim=backbone.dim,
         )
@@ -177,25 +174,10 @@ class AllocEmbed:
             "allocator": self.allocator.identity(),
         }
 
-    # The stages
+    # The stages of the model; `Planner` has those before it.
 
     @property
-    def frames_wanted(self) -> int:
-        """How many frames the allocator wants to see of each video."""
-        return self.allocator.frames_wanted(self.budget, self.config.candidates)
-
-    def open(self, source: FileSource, *, decoder_threads: int = 0, on_device: bool = False) -> VideoSource:
-        """Open a source. Close it, or use it in a `with` block.
-
-        With `on_device`, frames may be decoded on the GPU of the backbone, and are tensors there then. Keep such a clip
-        until the GPU has read it: its memory belongs to the stream of the decoder.
-        """
-        limits = replace(self.config.limits, threads=decoder_threads)
-        hardware = self.card if on_device else None
-        return self.config.open_video(source, limits, rounds=self.backbone.inputs.rounds, hardware=hardware)
-
-    @property
-    def card(self) -> "Nvdec | None":
+    def hardware(self) -> "Nvdec | None":
         """The decoders of the backbone's GPU, if the settings allow them and they can be used."""
         if self.config.decoder == "pyav" or (self.config.decoder == "auto" and self.backbone.device.type != "cuda"):
             return None
@@ -205,41 +187,39 @@ class AllocEmbed:
 
     @property
     def decoders(self) -> int:
-        """Files that `card` decodes at the same time; 0 without one."""
-        return self.card.places if self.card else 0
-
-    def read(self, source: Source, *, decoder_threads: int = 0, on_device: bool = False) -> Clip:
-        """Sample the frames that the allocator wants to see; see `open`."""
-        if isinstance(source, Clip):
-            return source
-        with self.open(source, decoder_threads=decoder_threads, on_device=on_device) as video:
-            return video.sample(self.frames_wanted, self.config.seek)
-
-    def request(self, question: str | None = None) -> AllocationRequest:
-        """What the allocator is asked for."""
-        return AllocationRequest(self.backbone.geometry, self.budget, self.scale_range, question)
-
-    def plan(self, clip: Clip, question: str | None = None) -> Plan:
-        """Let the allocator request a scale for each chunk."""
-        return self.allocator.plan(clip, self.request(question))
-
-    def allocate(self, source: Source, question: str | None = None) -> Allocation:
-        """Where the tokens of a video go: the plan, projected onto the budget."""
-        clip = self.read(source)
-        return self.plan(clip, question).fit(clip, self.request())
+        """Files that `hardware` decodes at the same time; 0 without it."""
+        return self.hardware.places if self.hardware else 0
 
     def patch(self, clip: Clip, allocation: Allocation) -> Patches:
         """Resize the frames and cut them into patches."""
-        return _patch(clip, allocation, self.backbone.geometry)
+        return _patch(clip, allocation, self.geometry)
+
+    def item(
+        self,
+        clip: Clip,
+        allocation: Allocation,
+        patches: Patches,
+        question: str | None = None,
+        instruction: str | None = None,
+    ) -> Item:
+        """Patches with the prompt that stands around them."""
+        seconds = prompt_seconds(clip, allocation.frames, self.inputs.list_rate)
+        return Item(Prompt(question, instruction, seconds), patches)
+
+    def embed(self, items: Sequence[Item]) -> np.ndarray:
+        """Vectors (N, dim) of items; batched on a GPU, one by one on a CPU."""
+        return embed_items(self.backbone, items)
+
+    # From sources to vectors
 
     def prepare(
         self, clip: Clip, question: str | None = None, instruction: str | None = None
     ) -> tuple[Allocation, Item]:
         """Plan, allocate and patch. If the backbone is on a GPU, the frames are sent there once, as they are."""
         sent = self._send(clip)
-        allocation = self.allocate(sent if self.allocator.takes_tensors else clip.on_host(), question)
-        seconds = prompt_seconds(clip, allocation.frames, self.backbone.inputs.list_rate)
-        return allocation, Item(Prompt(question, instruction, seconds), self.patch(sent, allocation))
+        seen = sent if self.allocator.takes_tensors else clip.on_host()
+        allocation = self.allocate(seen, self.plan(seen, question))
+        return allocation, self.item(clip, allocation, self.patch(sent, allocation), question, instruction)
 
     def prepare_picture(
         self, clip: Clip, question: str | None = None, instruction: str | None = None
@@ -247,7 +227,7 @@ class AllocEmbed:
         """Allocate and patch a picture, a clip of one frame: at its native size, or as large as the budget allows."""
         geometry = self.backbone.inputs.picture_geometry
         request = AllocationRequest(geometry, self.budget, (SMALLEST, 1.0))
-        allocation = Plan(np.arange(1), np.ones(1), grow=False).fit(clip, request)
+        allocation = allocate_clip(clip, Plan(np.arange(1), np.ones(1), grow=False), request)
         prompt = Prompt(question, instruction, np.zeros(1), picture=True)
         return allocation, Item(prompt, _patch(self._send(clip), allocation, geometry))
 
@@ -257,12 +237,6 @@ class AllocEmbed:
             return clip
         frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
         return replace(clip, frames=cast(np.ndarray, frames))
-
-    def embed(self, items: Sequence[Item]) -> np.ndarray:
-        """Vectors (N, dim) of prepared items; batched on a GPU, one by one on a CPU."""
-        return embed_items(self.backbone, items)
-
-    # Videos and texts to vectors
 
     def encode_video(
         self, source: Source, question: str | None = None, *, instruction: str | None = None
@@ -389,12 +363,10 @@ def _check_loaded(backbone: Backbone, config: EmbedConfig) -> None:
             f"{backbone.name} was loaded for vectors of {backbone.dim} dimensions, not {config.dim}: load it with "
             f"dim={config.dim}"
         )
-    if config.inputs is None or not loaded:
-        return
-    inputs = loaded["inputs"] or default_inputs(backbone.name, backbone.family)
-    if config.inputs != inputs:
+    if config.inputs is not None and config.inputs != loaded.get("inputs", config.inputs):
         raise ConfigError(
-            f"{backbone.name} was loaded with {inputs}, not {config.inputs}: load it with inputs={config.inputs!r}"
+            f"{backbone.name} was loaded with {loaded['inputs']}, not {config.inputs}: load it with "
+            f"inputs={config.inputs!r}"
         )
 
 

@@ -3,11 +3,14 @@
 The two err differently, so their product is better than either. It costs what both cost.
 """
 
+from typing import Self
+
 import numpy as np
 
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.allocators.learned import Learned
 from allocembed.allocators.sensitivity import Sensitivity, scales_from
+from allocembed.errors import PolicyError
 from allocembed.policy.preview import asks
 from allocembed.video.clip import Clip
 
@@ -21,10 +24,21 @@ class Both(Allocator):
 
     name = "learned+sensitivity"
     takes_tensors = True
+    needs_backbone = True
 
     def __init__(self, learned: Learned, sensitivity: Sensitivity) -> None:
         self.learned, self.sensitivity = learned, sensitivity
         self.scale_range = learned.scale_range
+
+    @classmethod
+    def of(cls, first: Allocator, second: Allocator, named: str) -> Self:
+        """Multiply two loaded allocators. Raise PolicyError if they are others than these two."""
+        if not isinstance(first, Learned) or not isinstance(second, Sensitivity):
+            raise PolicyError(
+                f"cannot multiply {named} by sensitivity: write learned+sensitivity, or the folder of an allocator "
+                "made by allocembed train with +sensitivity after it"
+            )
+        return cls(first, second)
 
     def identity(self) -> str:
         return f"{self.learned.identity()} to {POWERS[0]} times {self.sensitivity.identity()} to {POWERS[1]}"

@@ -11,6 +11,7 @@ from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.backbones.base import Backbone
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError, PolicyError
+from allocembed.paths import is_folder
 from allocembed.policy.preview import Previewer, asks, load_previewer
 from allocembed.policy.replay import Replay
 from allocembed.policy.scale_policy import ScalePolicy
@@ -30,6 +31,7 @@ class Learned(Allocator):
 
     name = "learned"
     takes_tensors = True
+    needs_backbone = True
 
     def __init__(self, policy: ScalePolicy, previewer: Previewer) -> None:
         config, widths = policy.config.module, (previewer.visual_width, previewer.text_width)
@@ -62,6 +64,23 @@ class Learned(Allocator):
         self._start()
 
     @classmethod
+    def from_options(cls, options: str, backbone: Backbone | None) -> Self:
+        """The allocator that is bundled for a backbone."""
+        folder = None if backbone is None else backbone.allocator
+        if options or folder is None:
+            target = "without a backbone" if backbone is None else f"for {backbone.name}"
+            raise PolicyError(
+                f"no learned allocator is bundled {target}: pass --allocator FOLDER_OR_HUB_ID, train one with "
+                f"allocembed train --backbone {'NAME' if backbone is None else backbone.name}, or use uniform"
+            )
+        if not is_folder(folder):
+            raise PolicyError(
+                f"the bundled allocator is missing from this installation ({folder}): install its package again, or "
+                "make it with recipes/nano_allocator.py and pass its folder with --allocator"
+            )
+        return cls.from_pretrained(folder, backbone)
+
+    @classmethod
     def from_pretrained(
         cls,
         source: str | Path,
@@ -76,6 +95,10 @@ class Learned(Allocator):
         """
         policy = ScalePolicy.from_pretrained(source)
         config = policy.config
+        if backbone is not None and not backbone.has_weights:
+            # As inside vLLM: the policy brings its own preview model.
+            stated = backbone.load_arguments or {}
+            backbone, device, dtype = None, stated.get("device", device), stated.get("dtype", dtype)
         if backbone is not None:
             device, dtype = backbone.device, backbone.dtype
         try:

@@ -1,34 +1,47 @@
-"""Allocators by name. Importing this does not import torch."""
+"""Allocators by name. Importing this does not import torch.
+
+A name is a method, or the folder or hub id of a learned allocator. Options stand behind a colon (sensitivity:24-48).
+`+sensitivity` multiplies a learned allocator. An installed package adds methods through the entry-point group
+`allocembed.allocators`.
+"""
 
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allocembed.errors import ConfigError, PolicyError, did_you_mean
+from allocembed.errors import ConfigError, did_you_mean
 from allocembed.paths import is_folder
+from allocembed.plugins import Names
 
 if TYPE_CHECKING:
     from allocembed.allocators.base import Allocator
     from allocembed.backbones.base import Backbone
 
 LEARNED, SENSITIVITY, AUTO = "learned", "sensitivity", "auto"
-METHODS = {
-    "base": "base_frames.BaseFrames",
-    "full": "full.Full",
-    "uniform": "uniform.Uniform",
-    "content": "content.ContentAware",
-    "select": "select.ContentSelect",
+_OWN = {
+    "base": "allocembed.allocators.base_frames:BaseFrames",
+    "full": "allocembed.allocators.full:Full",
+    "uniform": "allocembed.allocators.uniform:Uniform",
+    "content": "allocembed.allocators.content:ContentAware",
+    "select": "allocembed.allocators.select:ContentSelect",
+    SENSITIVITY: "allocembed.allocators.sensitivity:Sensitivity",
+    LEARNED: "allocembed.allocators.learned:Learned",
 }
-"""Methods that look at frames only, and their classes."""
-ALL_METHODS = (*METHODS, SENSITIVITY, LEARNED)
+ALL_METHODS = tuple(_OWN)
+"""Our own methods, in the order of tables."""
+METHODS: Names[type[Allocator]] = Names("allocembed.allocators", _OWN)
+"""These and those of installed packages."""
 
 
 def is_method(name: str) -> bool:
-    """Whether this is the name of a method, not of a folder or hub repository."""
-    return split_looks(name)[0] in (*ALL_METHODS, AUTO) or parse_looks(name) is not None
+    """Whether this is the name of a method, not of a folder or hub repository.
+
+    >>> is_method("uniform"), is_method("sensitivity:24-48"), is_method("auto"), is_method("you/allocator")
+    (True, True, True, False)
+    """
+    return name == AUTO or split_looks(name)[0].partition(":")[0] in METHODS
 
 
 def split_looks(name: str) -> tuple[str, str]:
@@ -61,23 +74,24 @@ def parse_looks(name: str) -> tuple[list[tuple[int, int]], float | None] | None:
 def check_allocator(name: str) -> None:
     """Raise ConfigError for a name that cannot be an allocator's, before any weights are read."""
     learned = split_looks(name)[0]
-    if is_method(name) or "/" in learned.strip("/") or (learned and is_folder(learned)):
+    malformed = learned.startswith(f"{SENSITIVITY}:") and parse_looks(learned) is None
+    if (is_method(name) and not malformed) or "/" in learned.strip("/") or (learned and is_folder(learned)):
         return
-    hint = did_you_mean(name, (*ALL_METHODS, AUTO))
+    hint = did_you_mean(name, (*METHODS, AUTO))
     raise ConfigError(
-        f"unknown allocator {name!r}{hint}: use one of {', '.join(ALL_METHODS)}, auto, or the folder or hub id of a "
+        f"unknown allocator {name!r}{hint}: use one of {', '.join(METHODS)}, auto, or the folder or hub id of a "
         "learned allocator"
     )
 
 
-def make_method(name: str) -> Allocator:
-    """A method that looks at frames only.
+def needs_backbone(name: str) -> bool:
+    """Whether an allocator looks with the weights of the backbone, or may share them.
 
-    >>> make_method("uniform").name
-    'uniform'
+    >>> needs_backbone("uniform"), needs_backbone("sensitivity"), needs_backbone("learned+sensitivity")
+    (False, True, True)
     """
-    module, cls = METHODS[name].split(".")
-    return getattr(import_module(f"allocembed.allocators.{module}"), cls)()
+    method = name.partition(":")[0]
+    return method not in METHODS or METHODS[method].needs_backbone
 
 
 def load_allocator(name: str = AUTO, backbone: Backbone | None = None) -> Allocator:
@@ -91,49 +105,15 @@ def load_allocator(name: str = AUTO, backbone: Backbone | None = None) -> Alloca
     check_allocator(name)
     learned, looks = split_looks(name)
     if looks:
-        return _both(learned, looks, backbone)
-    bundled = None if backbone is None else backbone.allocator
+        from allocembed.allocators.both import Both
+
+        return Both.of(load_allocator(learned, backbone), load_allocator(looks, backbone), learned)
     if name == AUTO:
+        bundled = None if backbone is None else backbone.allocator
         name = LEARNED if bundled and Path(bundled).is_dir() else "uniform"
-    if name in METHODS:
-        return make_method(name)
-    stated = parse_looks(name)
-    if name == SENSITIVITY or stated:
-        if backbone is None:
-            raise PolicyError("sensitivity looks with the backbone: pass one, or use content")
-        from allocembed.allocators.sensitivity import EXPONENT, LOOKS, Sensitivity
+    method, _, options = name.partition(":")
+    if method not in METHODS:
+        from allocembed.allocators.learned import Learned
 
-        looks, exponent = stated or (LOOKS, None)
-        return Sensitivity(backbone, looks, EXPONENT if exponent is None else exponent)
-    from allocembed.allocators.learned import Learned
-
-    return Learned.from_pretrained(_bundled(bundled, backbone) if name == LEARNED else name, backbone)
-
-
-def _both(learned: str, looks: str, backbone: Backbone | None) -> Allocator:
-    from allocembed.allocators.both import Both
-    from allocembed.allocators.learned import Learned
-    from allocembed.allocators.sensitivity import Sensitivity
-
-    first, second = load_allocator(learned, backbone), load_allocator(looks, backbone)
-    if not isinstance(first, Learned) or not isinstance(second, Sensitivity):
-        raise PolicyError(
-            f"cannot multiply {learned} by sensitivity: write learned+sensitivity, or the folder of an allocator made "
-            "by allocembed train with +sensitivity after it"
-        )
-    return Both(first, second)
-
-
-def _bundled(folder: str | None, backbone: Backbone | None) -> str:
-    if folder is None:
-        target = "without a backbone" if backbone is None else f"for {backbone.name}"
-        raise PolicyError(
-            f"no learned allocator is bundled {target}: pass --allocator FOLDER_OR_HUB_ID, train one with "
-            f"allocembed train --backbone {'NAME' if backbone is None else backbone.name}, or use uniform"
-        )
-    if not is_folder(folder):
-        raise PolicyError(
-            f"the bundled allocator is missing from this installation ({folder}): reinstall allocembed, or make it "
-            "with recipes/nano_allocator.py and pass its folder with --allocator"
-        )
-    return folder
+        return Learned.from_pretrained(name, backbone)
+    return METHODS[method].from_options(options, backbone)

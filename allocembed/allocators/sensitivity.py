@@ -11,15 +11,17 @@ root of tokens, is proportional to g^(1 / (2 + 2a)). We use the measured moves a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
+from allocembed.allocators.registry import parse_looks
 from allocembed.backbones.base import Backbone, Prompt
 from allocembed.backbones.variants import Look, Variants, sizes_of
 from allocembed.budget import Grid, chunk_frames
+from allocembed.errors import PolicyError
 from allocembed.policy.preview import preview_grid
 from allocembed.policy.replay import Replay, numbers_of, tensors_of, with_tensors
 from allocembed.resize import as_chunks, normalise, prompt_seconds, resize
@@ -64,12 +66,22 @@ class Sensitivity(Allocator):
 
     name = "sensitivity"
     takes_tensors = True
+    needs_backbone = True
 
     def __init__(
         self, backbone: Backbone, looks: Sequence[tuple[int, int]] = LOOKS, exponent: float = EXPONENT
     ) -> None:
         self.backbone, self.looks, self.exponent = backbone, tuple(looks), exponent
         self._start()
+
+    @classmethod
+    def from_options(cls, options: str, backbone: Backbone | None) -> Self:
+        """Looks and an exponent, such as "12-24+24-6@1.5", or nothing for the usual ones."""
+        if backbone is None or not backbone.has_weights:
+            holder = "pass one" if backbone is None else "here another program holds its weights"
+            raise PolicyError(f"{cls.name} looks with the backbone ({holder}): use uniform, content or learned")
+        looks, exponent = parse_looks(f"{cls.name}:{options}") or (LOOKS, None)
+        return cls(backbone, looks, EXPONENT if exponent is None else exponent)
 
     def _start(self) -> None:
         """Create what a pickle cannot hold."""

@@ -10,15 +10,16 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from allocembed.allocators.registry import AUTO, METHODS, make_method
-from allocembed.backbones.registry import find_entry, known_inputs
-from allocembed.budget import Allocation, Budget
+from allocembed.allocators.registry import AUTO, load_allocator, needs_backbone
+from allocembed.backbones.checkpoint import Checkpoint
+from allocembed.budget import Allocation
 from allocembed.cli.options import FLAT, UNSET, AsJson, Command, Config, Engine, Flag, Place, Places, UsageError
 from allocembed.config import EmbedConfig
 from allocembed.errors import ConfigError, VideoError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 from allocembed.paths import why_absent
+from allocembed.planner import Planner
 from allocembed.remote.objects import is_remote
 from allocembed.scale.cluster import ClusterOptions
 from allocembed.video import Clip
@@ -129,8 +130,12 @@ def allocate(
         raise ConfigError("the video, --png and --html must be different files")
     config.check()
     check_exists(video)
-    clip, allocation, method, factor = _allocate(video, config, question)
     from allocembed import film
+
+    planner = _load_planner(config)
+    clip = planner.read(video)
+    allocation = planner.allocate(clip, planner.plan(clip, question))
+    method, factor = planner.allocator.name, planner.geometry.factor
 
     title = f"{video.name} – {question}" if question else video.name
     if png:
@@ -194,26 +199,16 @@ def _sources(paths: Sequence[Place], recursive: bool) -> tuple[list[Place], list
     return found, failed
 
 
-def _allocate(video: Path, config: EmbedConfig, question: str | None) -> tuple[Clip, Allocation, str, int]:
-    """Clip, allocation, name of the method and pixels per token side; weights are loaded only if they are needed."""
-    inputs, name = known_inputs(config.backbone, config.inputs), config.allocator
-    if name == AUTO and not find_entry(config.backbone).allocator:
+def _load_planner(config: EmbedConfig) -> Planner:
+    """What makes allocations, without the backbone's weights if neither its inputs nor the allocator need them."""
+    found, name = Checkpoint.find(config.backbone, config.inputs), config.allocator
+    if name == AUTO and not found.entry.allocator:
         name = "uniform"
-    if name not in METHODS or inputs is None:
+    if found.inputs is None or name == AUTO or needs_backbone(name):
         from allocembed.embedder import AllocEmbed
 
-        embedder = AllocEmbed.from_config(config)
-        clip = embedder.read(video)
-        factor = embedder.backbone.geometry.factor
-        return clip, embedder.allocate(clip, question), embedder.allocator.name, factor
-    from allocembed.allocators.base import AllocationRequest
-
-    allocator, budget = make_method(name), Budget.parse(config.budget)
-    scale_range = config.scale_range or allocator.scale_range
-    with config.open_video(video, rounds=inputs.rounds) as source:
-        clip = source.sample(allocator.frames_wanted(budget, config.candidates), seek=config.seek)
-    request = AllocationRequest(inputs.geometry, budget, scale_range, question)
-    return clip, allocator.plan(clip, request).fit(clip, request), allocator.name, inputs.geometry.factor
+        return AllocEmbed.from_config(config)
+    return Planner(found.inputs, load_allocator(name), config)
 
 
 def _print_allocation(clip: Clip, allocation: Allocation) -> None:

@@ -14,7 +14,7 @@ from allocembed.execution.distributed import Processes
 from allocembed.rdpo.config import TrainConfig
 from allocembed.rdpo.data.base import Source, TrainingBatch, own_example
 from allocembed.rdpo.negatives import TextPool, VectorQueue, allowed_negatives
-from allocembed.rdpo.rollouts import RolloutEncoder, native_grid
+from allocembed.rdpo.rollouts import RolloutEncoder, footage_of
 
 BANK = 32768  # a corpus of at most this many texts is embedded once, at the start; a larger one as it is drawn
 
@@ -75,7 +75,7 @@ class Candidates:
                 continue
             chosen = videos.select(torch.tensor(rows))
             chunks = len(chosen.chunks(self.backbone.geometry.frames_per_chunk))
-            native = native_grid(chosen, self.backbone.geometry)
+            native = footage_of(chosen).native(self.backbone.geometry)
             grids = np.tile([native.rows, native.cols], (len(chosen), 1, chunks, 1))
             found = self.encoder.embed(chosen, batch.questions(chosen), grids, batch.instructions(chosen))[:, 0]
             places = torch.from_numpy(chosen.members).to(self.device)

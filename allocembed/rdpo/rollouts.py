@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from allocembed.allocators.base import AllocationRequest, Footage, allocate
 from allocembed.backbones.base import Backbone, Item, Prompt, TowerOutput, group_rows
-from allocembed.budget import Budget, Grid, base_cost, grids_at, project
-from allocembed.geometry import Geometry
+from allocembed.budget import grids_at
 from allocembed.rdpo.data.base import VideoBatch
 from allocembed.rdpo.log import StepTimer
 from allocembed.rdpo.rewards import scale_cost, token_cost
@@ -78,50 +78,38 @@ class Rollouts:
     advantage: Tensor  # (b, K)
 
 
-def allocate(
+def allocate_rollouts(
     scales: np.ndarray,
     videos: VideoBatch,
-    geometry: Geometry,
-    budget: Budget,
-    scale_range: tuple[float, float],
+    request: AllocationRequest,
     *,
     mode: str = "projected",
     cost: str = "tokens",
     rungs: int = 0,
 ) -> Allocations:
-    """Turn sampled scales (b, K, C) into grids.
+    """Turn sampled scales (b, K, C) into grids, and their cost into a price.
 
     `mode`: projected, onto the budget; capped, only made smaller where they exceed it; soft, as they are. `rungs` puts
     projected scales on a ladder.
     """
-    count, k, chunks = scales.shape
-    together = geometry.frames_per_chunk
-    native, base = native_grid(videos, geometry), native_grid(videos, geometry, budget.base_frames)
-    sides = np.array([native.rows, native.cols])
-    limit = np.array([budget.tokens(base, int(total), together) for total in videos.totals])
-    if mode != "soft":
-        grow = mode == "projected"
-        flat, grids = project(
-            scales.reshape(count * k, chunks), sides, np.repeat(limit, k), scale_range, grow=grow, rungs=rungs
-        )
-        scales, grids = flat.reshape(scales.shape), grids.reshape(count, k, chunks, 2)
-    else:
-        grids = grids_at(scales, sides)
-    least, most = grids_at(np.array(scale_range), sides).prod(-1) * chunks
-    tokens = grids.prod(-1).sum(-1)
+    count, _, chunks = scales.shape
+    footage, soft = footage_of(videos), mode == "soft"
+    fitted = allocate(scales, footage, request, grow=mode == "projected", bounded=not soft, rungs=rungs)
+    native = footage.native(request.geometry)
+    least, most = grids_at(np.array(request.scale_range), np.array([native.rows, native.cols])).prod(-1) * chunks
+    tokens = fitted.grids.prod(-1).sum(-1)
     if cost == "scale":
-        price = scale_cost(torch.from_numpy(scales), scale_range=scale_range)
+        price = scale_cost(torch.from_numpy(fitted.scales), scale_range=request.scale_range)
     else:
-        most = np.full(count, most) if mode == "soft" else np.minimum(limit, most)
+        most = np.full(count, most) if soft else np.minimum(fitted.limits, most)
         price = token_cost(torch.from_numpy(tokens), torch.from_numpy(most), int(least))
-    unit = np.array([base_cost(base, budget.base_frames, int(total), together) for total in videos.totals])
-    return Allocations(scales, grids, price.float().numpy(), tokens / unit[:, None])
+    return Allocations(fitted.scales, fitted.grids, price.float().numpy(), tokens / fitted.base_costs[:, None])
 
 
-def native_grid(videos: VideoBatch, geometry: Geometry, frames: int | None = None) -> Grid:
-    """The grid of these videos at scale 1, if all their frames are embedded together, or as many as given."""
-    height, width = videos.frames.shape[-2:]
-    return geometry.native(height, width, frames=frames or videos.frames.shape[1], listed=videos.listed)
+def footage_of(videos: VideoBatch) -> Footage:
+    """The sizes of some videos."""
+    frames, _, height, width = videos.frames.shape[1:]
+    return Footage(height, width, frames, tuple(videos.totals.tolist()), videos.listed)
 
 
 def concentration(tokens: np.ndarray) -> np.ndarray:

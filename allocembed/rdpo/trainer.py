@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from allocembed.allocators.base import AllocationRequest
 from allocembed.backbones.base import Backbone
 from allocembed.errors import PolicyError
 from allocembed.execution.distributed import Processes
@@ -49,7 +50,7 @@ from allocembed.rdpo.meter import Meter
 from allocembed.rdpo.negatives import TextPool
 from allocembed.rdpo.objective import beta_log_prob, clipped_objective, diagnose, sample_actions
 from allocembed.rdpo.rewards import score_group, success
-from allocembed.rdpo.rollouts import Allocations, PolicyInputs, RolloutEncoder, Rollouts, allocate, join
+from allocembed.rdpo.rollouts import Allocations, PolicyInputs, RolloutEncoder, Rollouts, allocate_rollouts, join
 from allocembed.rdpo.sharding import clip_gradients, shard
 
 LOOK_BYTES = 2**31  # frames that are on the device at once for previews
@@ -197,9 +198,9 @@ class Trainer:
         """The allocations of actions (b, K, C), mapped to scales in the range (equation 7), under the budget."""
         low, high = self.config.scale_range
         scales = low + actions.astype(np.float64) * (high - low)
-        geometry, cost = self.backbone.geometry, self.config.cost
+        request = AllocationRequest(self.backbone.geometry, batch.budget, (low, high))
         rungs = self.config.ladder if training else 0
-        return allocate(scales, videos, geometry, batch.budget, (low, high), mode=mode, cost=cost, rungs=rungs)
+        return allocate_rollouts(scales, videos, request, mode=mode, cost=self.config.cost, rungs=rungs)
 
     def embed(self, videos: VideoBatch, batch: TrainingBatch, grids: np.ndarray) -> Tensor:
         """Vectors (b, K, dim) of videos under the grids (b, K, C, 2), with their questions and instructions."""

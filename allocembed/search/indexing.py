@@ -169,7 +169,7 @@ class IndexingRun:
             unheard.extend(self._commit(portion, contents))
 
         settings = self.index.settings
-        card = self.index.embedder.card
+        card = self.index.embedder.hardware
         before = card.tally() if card else None
         made = embed_videos(self.index.embedder, contents, settings.segments, readers, near=settings.near)
         with closing(made) as embedded:

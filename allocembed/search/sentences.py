@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from allocembed.backbones.registry import find_entry
+from allocembed.backbones.checkpoint import find_entry
 from allocembed.backbones.text_half import TextHalf, load_text_half
 from allocembed.config import EmbedConfig
 from allocembed.search.settings import PROBE, SAME_MODEL, IndexSettings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allocembed import __version__
-from allocembed.backbones.registry import same_model
+from allocembed.backbones.checkpoint import same_model
 from allocembed.config import EmbedConfig, make
 from allocembed.errors import SearchError
 from allocembed.search.segments import parse_segments

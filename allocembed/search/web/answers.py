@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import Depends, HTTPException
 from fastapi import Query as Parameter
 
-from allocembed.backbones.registry import find_entry
+from allocembed.backbones.checkpoint import find_entry
 from allocembed.errors import AllocEmbedError
 from allocembed.files import FileEntry
 from allocembed.search.filters import Filters
