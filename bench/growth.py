@@ -37,7 +37,8 @@ def by_length(files: dict[float, Path], embedder: AllocEmbed, options: argparse.
     for minutes, file in files.items():
         for seek in SEEKS:
             seconds = best_of(lambda file=file, seek=seek: sample(file, USUAL, seek=seek), options.repeat)
-            tokens = embedder.allocate(sample(file, USUAL, seek=seek)).cost
+            clip = sample(file, USUAL, seek=seek)
+            tokens = embedder.allocate(clip, embedder.plan(clip)).cost
             peak = peak_megabytes(file, options.backbone, seek, options.allocator)
             rows.append({"minutes": minutes, "seek": seek, "decode_s": seconds, "tokens": tokens, "peak_mb": peak})
             print(f"{minutes:g} min, {seek}: {seconds:.2f} s", flush=True)
@@ -50,14 +51,14 @@ def by_candidates(file: Path, embedder: AllocEmbed, options: argparse.Namespace)
     for count in options.candidates:
         decode = {seek: best_of(lambda s=seek, n=count: sample(file, n, seek=s), options.repeat) for seek in SEEKS}
         clip = sample(file, count, seek="keyframe")
-        allocation = embedder.allocate(clip)
+        allocation = embedder.allocate(clip, embedder.plan(clip))
         scales = np.random.default_rng(0).uniform(*embedder.scale_range, len(allocation))
         request = (scales, allocation.native, allocation.budget, embedder.scale_range)
         rows.append(
             {
                 "candidates": count,
                 "decode_s": decode,
-                "allocate_s": best_of(lambda clip=clip: embedder.allocate(clip), options.repeat),
+                "allocate_s": best_of(lambda clip=clip: embedder.allocate(clip, embedder.plan(clip)), options.repeat),
                 "project_s": best_of(lambda request=request: project(*request), 20),
                 "tokens": allocation.cost,
             }

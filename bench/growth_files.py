@@ -53,9 +53,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             )
             # Decoders of the card are set up for a kind of file when the first one comes.
             streamed(quick, files[: 2 * options.batch], options)
-            before = real.card.files if real.card else 0
+            before = real.hardware.files if real.hardware else 0
             _, times = timed_run(real, lambda real=real, files=files: streamed(real, files, options))
-            by_card = real.card.files - before if real.card else 0
+            by_card = real.hardware.files - before if real.hardware else 0
             point = {"minutes": kind.seconds / 60, "size": name_of(kind), "decoder": decoder, "videos": len(files)}
             results["points"].append(point | {"seek": options.seek, "files_by_the_card": by_card} | times)
             print(results["points"][-1], flush=True)

@@ -37,14 +37,14 @@ from rich.table import Table
 from shapes import SHAPES, make_allocator, make_backbone
 
 from allocembed import world
-from allocembed.allocators.base import Allocator
-from allocembed.backbones.base import Backbone, Item, Prompt, UnderWay
+from allocembed.allocators.base import Allocator, Plan
+from allocembed.backbones.base import Backbone, Item, UnderWay
 from allocembed.budget import Allocation
 from allocembed.config import DecoderName, Seek
-from allocembed.embedder import AllocEmbed, Failure, Source
+from allocembed.embedder import AllocEmbed, Failure
 from allocembed.execution.device import DeviceLane
+from allocembed.planner import Source
 from allocembed.policy.preview import BackbonePreview
-from allocembed.resize import chunk_seconds
 from allocembed.threads import core_count
 from allocembed.video import Clip
 from allocembed.video.decoders.card import Tally, forget_cards
@@ -81,9 +81,13 @@ class TimedEmbedder(AllocEmbed):
         with self.parts("decode"):
             return super().read(source, decoder_threads=decoder_threads, on_device=on_device)
 
-    def allocate(self, source: Source, question: str | None = None) -> Allocation:
+    def plan(self, clip: Clip, question: str | None = None) -> Plan:
         with self.parts("allocate"):
-            return super().allocate(source, question)
+            return super().plan(clip, question)
+
+    def allocate(self, clip: Clip, plan: Plan) -> Allocation:
+        with self.parts("allocate"):
+            return super().allocate(clip, plan)
 
 
 def time_backbone(backbone: Backbone) -> None:
@@ -123,11 +127,10 @@ def plain_loop(embedder: TimedEmbedder, files: Sequence[Path]) -> np.ndarray:
     vectors = []
     for file in files:
         clip = embedder.read(file)
-        allocation = embedder.allocate(clip)
+        allocation = embedder.allocate(clip, embedder.plan(clip))
         with embedder.parts("resize"):
             patches = embedder.patch(clip, allocation)
-        item = Item(Prompt(seconds=chunk_seconds(clip.times - clip.start, allocation.frames)), patches)
-        vectors.append(embedder.backbone.embed([item])[0].numpy())
+        vectors.append(embedder.embed([embedder.item(clip, allocation, patches)])[0])
     return np.stack(vectors)
 
 

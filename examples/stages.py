@@ -19,13 +19,13 @@ def main(arguments: list[str] | None = None) -> None:
     embedder = AllocEmbed.from_pretrained(given.backbone, "uniform")
     clip = embedder.read(given.video)  # candidate frames and their times
     plan = embedder.plan(clip)  # one requested scale per chunk
-    allocation = embedder.allocate(clip)  # one grid per chunk, within the budget
+    allocation = embedder.allocate(clip, plan)  # one grid per chunk, within the budget
     patches = embedder.patch(clip, allocation)  # mixed-resolution pixels
     print(f"read      {len(clip)} of {clip.total} frames, {clip.width} × {clip.height}")
     print(f"plan      scales {plan.scales.min():.2f} to {plan.scales.max():.2f}")
     print(f"allocate  {allocation.cost} of {allocation.budget} tokens in {len(allocation)} chunks")
     print(f"patch     {tuple(patches.pixels.shape)} {patches.pixels.dtype}")
-    _, item = embedder.prepare(clip)
+    item = embedder.item(clip, allocation, patches)  # the patches with the prompt around them
     print(f"embed     {embedder.embed([item]).shape}")
 
 

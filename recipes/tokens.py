@@ -61,7 +61,7 @@ def measure(methods: list[str], count: int, seed: int | None, backbone_name: str
             kinds = chunk_kinds(videos.timelines.select(np.array(chosen)), fractions, per_chunk)
             for clip, row in zip(clips, kinds, strict=True):
                 for name, embedder in embedders.items():
-                    for kind, grid in zip(row, embedder.allocate(clip).grids, strict=True):
+                    for kind, grid in zip(row, embedder.allocate(clip, embedder.plan(clip)).grids, strict=True):
                         tokens[name][kind].append(grid.tokens)
     total = sum(len(values) for values in tokens[methods[0]].values())
     return {

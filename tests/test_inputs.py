@@ -9,8 +9,9 @@ import torch
 
 from allocembed import AllocEmbed
 from allocembed.backbones.base import Prompt
+from allocembed.backbones.checkpoint import Checkpoint, check_backbone, find_entry
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import FAMILIES, REGISTRY, check_backbone, find_entry, known_inputs
+from allocembed.backbones.registry import FAMILIES, REGISTRY
 from allocembed.budget import Allocation, Grid
 from allocembed.config import EmbedConfig
 from allocembed.errors import BackboneError
@@ -18,9 +19,10 @@ from allocembed.resize import numbered_seconds, resize, to_patches
 from allocembed.video import candidate_indices, open_video
 from tests import tiny
 from tests.clips import write_video
+from tests.stages import allocated
 
 QWEN3, V2, V1, DEMO = (
-    known_inputs(name, pipeline).geometry
+    Checkpoint.find(name, pipeline).inputs.geometry
     for name, pipeline in (
         ("qwen3-vl-embedding-2b", None),
         ("vlm2vec-v2-2b", None),
@@ -62,8 +64,8 @@ def test_native_sizes_are_those_of_the_own_pipelines(geometry, size, listed, fra
 
 def test_a_scale_below_1_goes_under_the_floor(stock):
     frames = np.random.default_rng(0).integers(0, 255, (8, 64, 64, 3), np.uint8)
-    native = AllocEmbed.from_pretrained(stock, "full", device="cpu").allocate(frames)
-    small = AllocEmbed.from_pretrained(stock, "uniform", budget=40, device="cpu").allocate(frames)
+    native = allocated(AllocEmbed.from_pretrained(stock, "full", device="cpu"), frames)
+    small = allocated(AllocEmbed.from_pretrained(stock, "uniform", budget=40, device="cpu"), frames)
     assert native.native.tokens >= 128 and small.cost <= 40 and len(small) == 4
 
 
@@ -73,7 +75,7 @@ def test_the_limits_of_a_checkpoint_hold_in_both_directions(tmp_path):
     for lowest, highest in ((300 * 32**2, 400 * 32**2), (2 * 32**2, 2000 * 32**2)):
         settings["size"] = {"shortest_edge": lowest, "longest_edge": highest}
         (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-        geometry = known_inputs(str(folder)).geometry
+        geometry = Checkpoint.find(str(folder)).inputs.geometry
         assert (geometry.min_pixels, geometry.max_pixels) == (lowest, highest)
 
 
@@ -82,7 +84,7 @@ def test_frames_of_a_list_go_through_a_multiple_of_64(stock):
     frames = np.random.default_rng(1).integers(0, 255, (2, 100, 150, 3), np.uint8)
     embedder = AllocEmbed.from_pretrained(stock, "full", device="cpu")
     clip = embedder.read(frames)
-    allocation = embedder.allocate(clip)
+    allocation = allocated(embedder, clip)
     patches = embedder.patch(clip, allocation)
     assert clip.listed and embedder.backbone.geometry.canvas(100, 150, listed=True) == (128, 128)
     first = resize(torch.from_numpy(frames).permute(0, 3, 1, 2), (128, 128)).permute(0, 2, 3, 1).numpy()
@@ -167,10 +169,10 @@ def test_a_hub_id_is_known_like_its_short_name():
 @pytest.mark.parametrize("place", ["VLM2Vec-Qwen2VL-7B", "models--TIGER-Lab--VLM2Vec-Qwen2VL-7B/snapshots/0123"])
 def test_a_copy_in_a_folder_is_known_by_its_name(tmp_path, qwen2_folder, place):
     folder = shutil.copytree(qwen2_folder, tmp_path / place)
-    assert known_inputs(str(folder)).geometry.square == 1344 and not find_entry(str(folder)).matryoshka
+    assert Checkpoint.find(str(folder)).inputs.geometry.square == 1344 and not find_entry(str(folder)).matryoshka
     assert find_entry(str(folder)).source == str(folder)
     (folder / "preprocessor_config.json").write_text("{}")
-    assert known_inputs(str(folder)).geometry.square == 1344
+    assert Checkpoint.find(str(folder)).inputs.geometry.square == 1344
 
 
 def test_other_inputs_are_other_settings():
@@ -191,11 +193,11 @@ def test_other_inputs_are_other_settings():
     ],
 )
 def test_pictures_have_limits_of_their_own(name, pipeline, size, tokens):
-    assert known_inputs(name, pipeline).picture_geometry.native(*size) == Grid(*tokens)
+    assert Checkpoint.find(name, pipeline).inputs.picture_geometry.native(*size) == Grid(*tokens)
 
 
 def test_a_checkpoint_with_limits_of_its_own_has_them_for_pictures_too(qwen3_folder, stock):
-    own, usual = known_inputs(str(qwen3_folder)), known_inputs(str(stock))
+    own, usual = Checkpoint.find(str(qwen3_folder)).inputs, Checkpoint.find(str(stock)).inputs
     assert own.picture_geometry.native(4000, 6000).tokens <= 768 < usual.picture_geometry.native(4000, 6000).tokens
 
 

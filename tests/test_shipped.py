@@ -10,6 +10,7 @@ from allocembed import AllocEmbed, world
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import ASSETS
 from allocembed.benchmarks import nano
+from tests.stages import allocated
 
 BACKBONES = ("nano-qwen3", "nano-qwen2", "nano-gemma")
 
@@ -73,7 +74,7 @@ def test_chunks_with_an_event_get_more_tokens_than_the_others(in_pairs):
     for number, clip in enumerate(nano.clips_of(videos, range(12), [24])[24]):
         seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nano.NOMINAL_FRAMES - 1))
         shown = (seen[0] >= 0).reshape(-1, 2).any(1)
-        tokens = np.array([grid.tokens for grid in embedder.allocate(clip).grids])
+        tokens = np.array([grid.tokens for grid in allocated(embedder, clip).grids])
         on_events += tokens[shown].tolist()
         elsewhere += tokens[~shown].tolist()
     assert np.mean(on_events) > 1.5 * np.mean(elsewhere)
@@ -89,7 +90,7 @@ def test_a_question_moves_tokens_to_the_chunks_it_is_about(in_pairs):
         seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nano.NOMINAL_FRAMES - 1))
         asked = (seen[0] == question.event).reshape(-1, 2).any(1)
         for text, tokens in ((question.text, told), (None, untold)):
-            allocation = embedder.allocate(clip, text)
+            allocation = allocated(embedder, clip, text)
             assert allocation.cost <= allocation.budget
             tokens += [grid.tokens for grid, wanted in zip(allocation.grids, asked, strict=True) if wanted]
     assert np.mean(told) > 1.5 * np.mean(untold)

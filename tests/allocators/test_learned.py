@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from allocembed import AllocEmbed, EmbedConfig, world
-from allocembed.allocators.base import AllocationRequest
+from allocembed.allocators.base import AllocationRequest, allocate_clip
 from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import load_allocator
 from allocembed.backbones import registry
@@ -27,6 +27,7 @@ from allocembed.resize import as_chunks
 from allocembed.video import sample
 from tests.clips import picture, write_video
 from tests.command import run
+from tests.stages import allocated
 
 SMALL = FrameModuleConfig(visual_width=32, text_width=32, width=16, heads=2, layers=1)
 
@@ -130,17 +131,17 @@ def test_a_policy_that_was_trained_with_soft_rollouts_is_never_enlarged(backbone
     capped, clip = Learned(policy, learned.previewer), sample(frames, 24)
     assert capped.identity() != learned.identity()
     request = AllocationRequest(backbone.geometry, Budget.parse("4000"))
-    plan, enlarged = (allocator.plan(clip, request).fit(clip, request) for allocator in (capped, learned))
+    plan, enlarged = (allocate_clip(clip, allocator.plan(clip, request), request) for allocator in (capped, learned))
     requested = 0.2 + 1.6 * capped.actions(clip.frames)
     assert np.abs(plan.scales - requested).max() < 0.2, "its own scales, but for the rounding to whole tokens"
     assert plan.cost < enlarged.cost <= 4000
     small = replace(request, budget=Budget.parse("2f"))
-    assert capped.plan(clip, small).fit(clip, small).relative_cost <= 1
+    assert allocate_clip(clip, capped.plan(clip, small), small).relative_cost <= 1
 
 
 @pytest.mark.parametrize("budget", ["8f", "2f", 30, "400"])
 def test_the_budget_holds(backbone, learned, frames, budget):
-    allocation = AllocEmbed(backbone, learned, EmbedConfig(budget=str(budget))).allocate(frames)
+    allocation = allocated(AllocEmbed(backbone, learned, EmbedConfig(budget=str(budget))), frames)
     assert 0 < allocation.cost <= allocation.budget
 
 
@@ -162,9 +163,9 @@ def test_the_range_is_the_trained_one_unless_another_is_given(backbone, qwen3_fo
     assert usual.scale_range == (0.4, 0.7)
     wide = AllocEmbed(backbone, usual.allocator, EmbedConfig(scale_range=(0.2, 1.8)))
     for embedder, low, high in ((usual, 0.4, 0.7), (wide, 0.2, 1.8)):
-        scales = embedder.allocate(frames).scales
+        scales = allocated(embedder, frames).scales
         assert low <= min(scales) and max(scales) <= high
-    assert wide.allocate(frames).grids != usual.allocate(frames).grids
+    assert allocated(wide, frames).grids != allocated(usual, frames).grids
 
 
 def test_plans_and_vectors_do_not_depend_on_the_company(backbone, learned, frames):
@@ -180,12 +181,12 @@ def test_plans_and_vectors_do_not_depend_on_the_company(backbone, learned, frame
 
 def test_planning_is_safe_while_the_backbone_works_in_another_thread(backbone, learned, frames):
     embedder = AllocEmbed(backbone, learned)
-    expected = embedder.allocate(frames)
+    expected = allocated(embedder, frames)
     vector = embedder.encode_text("a red car").vector
     found, vectors = [], []
 
     def plan() -> None:
-        found.extend(embedder.allocate(frames) for _ in range(5))
+        found.extend(allocated(embedder, frames) for _ in range(5))
 
     threads = [threading.Thread(target=plan) for _ in range(2)]
     for thread in threads:
@@ -216,14 +217,14 @@ def test_a_backbone_of_single_frame_chunks_is_planned_for(mean_pool_folder, chec
     single = load_backbone(mean_pool_folder, device="cpu")
     for folder in (checkpoint, smol_checkpoint):
         embedder = AllocEmbed(single, str(folder))
-        allocation = embedder.allocate(frames, "what?")
+        allocation = allocated(embedder, frames, "what?")
         assert len(allocation) == 24 and allocation.cost <= allocation.budget and len(set(allocation.grids)) > 1
 
 
 def test_an_allocator_loaded_for_other_chunks_raises(learned, mean_pool_folder, frames):
     single = load_backbone(mean_pool_folder, device="cpu")
     with pytest.raises(PolicyError, match="chunks of 2 frames, the backbone has chunks of 1"):
-        AllocEmbed(single, learned).allocate(frames)
+        allocated(AllocEmbed(single, learned), frames)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -18,6 +18,7 @@ from allocembed.errors import ConfigError, PolicyError
 from allocembed.policy.preview import preview_grid
 from allocembed.resize import chunk_seconds, normalise, to_patches
 from allocembed.video import Clip
+from tests.stages import allocated
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -153,7 +154,7 @@ def test_direct_moves_cost_a_fraction_of_whole_rows(folder, clip, request):
 
 def test_chunks_that_move_the_vector_more_get_more_and_the_budget_holds(backbone, clip):
     embedder = AllocEmbed(backbone, "sensitivity", EmbedConfig(budget="4f"))
-    allocation = embedder.allocate(clip)
+    allocation = allocated(embedder, clip)
     assert allocation.cost <= allocation.budget and allocation.look_tokens > 0
     moves = embedder.allocator.look(clip, embedder.request()).moves
     by_move = [allocation.grids[chunk].tokens for chunk in np.argsort(scales_from(moves))]
@@ -169,7 +170,7 @@ def test_equal_chunks_get_equal_scales():
 def test_it_can_be_pickled(clip, qwen3_folder):
     embedder = AllocEmbed.from_pretrained(qwen3_folder, "sensitivity", device="cpu")
     again = pickle.loads(pickle.dumps(embedder))
-    assert again.allocate(clip) == embedder.allocate(clip)
+    assert allocated(again, clip) == allocated(embedder, clip)
     assert again.identity() == embedder.identity()
 
 

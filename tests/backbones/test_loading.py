@@ -7,12 +7,12 @@ from unittest import mock
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from allocembed.backbones import loading
+from allocembed.backbones.checkpoint import Checkpoint, check_backbone
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import check_backbone, known_inputs
 from allocembed.backbones.text_half import load_text_half
 from allocembed.errors import BackboneError
 from tests.backbones.items import rows_of, text
@@ -89,13 +89,13 @@ def test_wrong_types_leave_the_inputs_unknown_and_are_named_when_the_model_is_lo
     qwen3_folder, tmp_path, name, changes
 ):
     copy = shutil.copytree(qwen3_folder, tmp_path / "broken")
-    assert known_inputs(str(copy)) is not None
+    assert Checkpoint.find(str(copy)).inputs is not None
     stated = json.loads((copy / name).read_text()) if (copy / name).exists() else {}
     if isinstance(changes, dict):
         for key, value in changes.items():
             changes = stated | {key: {**stated[key], **value} if isinstance(value, dict) else value}
     (copy / name).write_text(json.dumps(changes))
-    assert known_inputs(str(copy)) is None
+    assert Checkpoint.find(str(copy)).inputs is None
     with pytest.raises(BackboneError, match=r"cannot load .*broken"):
         load_backbone(copy, device="cpu")
 
@@ -123,7 +123,7 @@ def test_a_pickle_holds_the_name_and_not_the_weights(folder, backbone):
 def hub_cache(tmp_path, monkeypatch):
     """The snapshot of acme/tiny in an empty cache, without a network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(loading.HfApi, "model_info", mock.Mock(side_effect=OSError("no network")))
+    monkeypatch.setattr(HfApi, "model_info", mock.Mock(side_effect=OSError("no network")))
     repository = tmp_path / "models--acme--tiny"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs/main").write_text("0" * 40)

@@ -14,6 +14,7 @@ from PIL import Image
 from allocembed import AllocEmbed
 from tests.clips import write_audio, write_video
 from tests.command import run
+from tests.stages import allocated
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,7 @@ def test_allocate_without_weights_is_what_the_model_gives(videos, qwen3_folder, 
 
     embedder = AllocEmbed.from_pretrained(qwen3_folder, method, device="cpu")
     clip = embedder.read(videos[0])
-    expected = film.as_json(clip, embedder.allocate(clip))
+    expected = film.as_json(clip, allocated(embedder, clip))
     monkeypatch.setattr("allocembed.backbones.loading.load_backbone", mock.Mock(side_effect=AssertionError))
     result = run("allocate", videos[0], "-b", qwen3_folder, "-a", method, "--json")
     assert result.returncode == 0, result.stderr

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from allocembed import film
-from allocembed.allocators.base import AllocationRequest
-from allocembed.allocators.registry import make_method
+from allocembed.allocators.base import AllocationRequest, allocate_clip
+from allocembed.allocators.registry import load_allocator
 from allocembed.budget import Allocation, Budget, Grid
 from allocembed.film.png import frames_per_row
 from allocembed.film.strip import Filmstrip, text_colour
@@ -37,9 +37,9 @@ def make_allocation(frames=((0, 1), (2, 3), (4, 5))) -> Allocation:
 
 def allocate(method: str, clip: Clip, budget: str, geometry: Geometry = GEOMETRY) -> Allocation:
     """What a method gives a clip, which has the native grid 3 × 4 if it is 96 × 128 pixels large."""
-    allocator, spent = make_method(method), Budget.parse(budget)
+    allocator, spent = load_allocator(method), Budget.parse(budget)
     request = AllocationRequest(geometry, spent, allocator.scale_range)
-    return allocator.plan(clip, request).fit(clip, request)
+    return allocate_clip(clip, allocator.plan(clip, request), request)
 
 
 def saved_png(path, clip, allocation, **look) -> Image.Image:

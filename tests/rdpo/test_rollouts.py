@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from allocembed.allocators.base import AllocationRequest
 from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.budget import Allocation, Budget, Grid, chunk_frames
 from allocembed.rdpo.data.base import TRAINING, TrainingBatch, VideoBatch
 from allocembed.rdpo.data.world import WorldSource
-from allocembed.rdpo.rollouts import Allocations, RolloutEncoder, allocate, concentration
+from allocembed.rdpo.rollouts import Allocations, RolloutEncoder, allocate_rollouts, concentration
 from allocembed.resize import chunk_seconds, to_patches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +37,7 @@ def sampled(videos: VideoBatch, backbone: Backbone, k: int = 3) -> np.ndarray:
 def allocated(
     scales: np.ndarray, videos: VideoBatch, backbone: Backbone, budget: Budget = BUDGET, **how
 ) -> Allocations:
-    return allocate(scales, videos, backbone.geometry, budget, RANGE, **how)
+    return allocate_rollouts(scales, videos, AllocationRequest(backbone.geometry, budget, RANGE), **how)
 
 
 def embed_one_by_one(backbone: Backbone, batch: TrainingBatch, videos: VideoBatch, grids: np.ndarray) -> torch.Tensor:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from allocembed.backbones.base import Prompt
+from allocembed.backbones.checkpoint import Checkpoint
 from allocembed.backbones.gemma.inputs import GEMMA, QUERY, SIZES, GemmaInputs
 from allocembed.backbones.gemma.language import token_weights
-from allocembed.backbones.loading import check_transformers, load_backbone
-from allocembed.backbones.registry import ASSETS, REGISTRY, BackboneEntry, known_inputs
+from allocembed.backbones.loading import load_backbone
+from allocembed.backbones.registry import ASSETS, REGISTRY, BackboneEntry
 from allocembed.backbones.text_half import load_text_half
 from allocembed.budget import Grid
 from allocembed.errors import BackboneError
@@ -32,10 +33,10 @@ def by_frames(gemma_folder):
 def test_the_native_size_fills_the_limit_of_the_checkpoint(gemma_folder, backbone):
     assert backbone.geometry.native(720, 1280) == Grid(6, 11) and backbone.geometry.native(36, 64) == Grid(6, 11)
     assert backbone.inputs.picture_geometry.native(720, 1280) == Grid(8, 15)
-    known = known_inputs("embeddinggemma-2")
+    known = Checkpoint.find("embeddinggemma-2").inputs
     assert known is not None and known.geometry == GEMMA and known.longest == 8192
     for tokens in SIZES:
-        chosen = known_inputs(str(gemma_folder), f"{tokens}-tokens")
+        chosen = Checkpoint.find(str(gemma_folder), f"{tokens}-tokens").inputs
         assert chosen is not None and 0.8 * tokens < chosen.geometry.native(720, 1280).tokens <= tokens
 
 
@@ -95,9 +96,9 @@ def test_only_the_published_lengths_of_vectors_are_offered(gemma_folder, monkeyp
 def test_an_older_transformers_gets_the_version_to_install(qwen2_folder):
     folder = ASSETS / "nano-gemma"
     with pytest.raises(BackboneError, match=r"5\.19 or newer, and 5\.17\.0 is installed; pip install"):
-        check_transformers(folder, "5.17.0")
-    check_transformers(folder, "5.19.0")
-    check_transformers(qwen2_folder, "5.17.0")
+        Checkpoint.find(str(folder)).check_version("5.17.0")
+    Checkpoint.find(str(folder)).check_version("5.19.0")
+    Checkpoint.find(str(qwen2_folder)).check_version("5.17.0")
 
 
 def test_what_the_model_cannot_compute_is_refused(gemma_folder, tmp_path):

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from allocembed.backbones.base import Prompt
+from allocembed.backbones.checkpoint import find_entry
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.qwen_vl.language import set_apart
 from allocembed.backbones.qwen_vl.layouts import FIRST, LAYOUTS
 from allocembed.backbones.qwen_vl.positions import RULES
 from allocembed.backbones.qwen_vl.tower import find_windows
-from allocembed.backbones.registry import FAMILIES, REGISTRY, find_entry
+from allocembed.backbones.registry import FAMILIES, REGISTRY
 from allocembed.backbones.text_half import load_text_half
 from allocembed.resize import normalise
 from tests.backbones.items import mixed, rows_of, text, video

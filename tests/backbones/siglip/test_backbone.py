@@ -9,8 +9,8 @@ import torch
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from allocembed.backbones.base import Item, Prompt
+from allocembed.backbones.checkpoint import Checkpoint
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import known_inputs
 from allocembed.backbones.siglip.inputs import SIGLIP
 from allocembed.budget import Allocation
 from allocembed.errors import BackboneError
@@ -80,12 +80,12 @@ def test_settings_that_cannot_be_are_named(siglip_folder, tmp_path, changes):
     copy = shutil.copytree(siglip_folder, tmp_path / "broken")
     stated = json.loads((copy / "preprocessor_config.json").read_text())
     (copy / "preprocessor_config.json").write_text(json.dumps(stated | changes))
-    assert known_inputs(str(copy)) is None
+    assert Checkpoint.find(str(copy)).inputs is None
     with pytest.raises(BackboneError, match=r"cannot load .*broken"):
         load_backbone(copy, device="cpu")
 
 
 def test_the_registered_model_is_known_without_weights():
-    inputs = known_inputs("google/siglip2-base-patch16-naflex")
+    inputs = Checkpoint.find("google/siglip2-base-patch16-naflex").inputs
     assert inputs is not None and inputs.geometry.native(720, 1280).tokens == 252
     assert inputs.picture_geometry.native(720, 1280) == inputs.geometry.native(720, 1280)

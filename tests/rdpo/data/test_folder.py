@@ -14,7 +14,7 @@ from allocembed.errors import DataError
 from allocembed.rdpo.data.base import TRAINING, VALIDATION
 from allocembed.rdpo.data.folder import FolderSource
 from allocembed.rdpo.data.jsonl import JsonlSource
-from allocembed.rdpo.rollouts import RolloutEncoder, native_grid
+from allocembed.rdpo.rollouts import RolloutEncoder, footage_of
 from tests.clips import write_video
 
 
@@ -92,7 +92,7 @@ def test_frame_folders_are_sized_and_numbered_as_in_use(tmp_path, qwen3_folder):
     embedder = AllocEmbed(backbone, "full", EmbedConfig(candidates=5))
     allocation, item = embedder.prepare(embedder.read(frames))
     assert videos.listed and videos.seconds(2).tolist() == [item.prompt.seconds.tolist()]
-    native = native_grid(videos, backbone.geometry)
+    native = footage_of(videos).native(backbone.geometry)
     assert native == allocation.native
     grids = np.tile([native.rows, native.cols], (1, 1, 3, 1))
     vector = RolloutEncoder(backbone).embed(videos, [None], grids)[0, 0]
