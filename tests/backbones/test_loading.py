@@ -1,6 +1,5 @@
 """Loading: names, folders, the hub's cache, adapters, and checkpoints that must be refused."""
 
-import contextlib
 import io
 import json
 import pickle
