@@ -1,4 +1,4 @@
-"""Measure everything that docs/results.md says about the nano models, and write that page.
+"""Measure everything that docs/internals/results.md says about the nano models, and write that page.
 
     python recipes/results.py --out out/results --jobs 6          # hours on a CPU, minutes on a GPU
     python recipes/results.py --out out/results --jobs 6 --only "main-*"
@@ -25,7 +25,7 @@ from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.nano import LAYOUT
 
-PAGE = Path("docs/results.md")
+PAGE = Path("docs/internals/results.md")
 BACKBONES = ("nano-qwen3", "nano-qwen2", "nano-gemma")
 SETS = {"short": "short-clip,short-video", "long": "long-clip,long-video", "qa": "qa"}
 SEEDS = {"shipped": [], "fresh": ["--seed", "1"]}
@@ -52,7 +52,7 @@ def jobs() -> dict[str, list[str]]:
     for name, subsets in SETS.items():
         found[f"learned-limits-{name}"] = ["recipes/limits.py", "--json", "--dtype", "bfloat16", "--subsets", subsets]
     found["learned-tokens"] = ["recipes/tokens.py", "--json"]
-    found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs", "--limit", "250"]
+    found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs/internals", "--limit", "250"]
     return found
 
 
@@ -112,8 +112,8 @@ def page(out: Path) -> str:
     if "learned-tokens" in have:
         table = tokens.table(json.loads((out / "learned-tokens.json").read_text()))
         parts.append(f"## Where the tokens go\n\n`python recipes/tokens.py`\n\n{table}")
-    if Path("docs/sweep_frames.md").exists():  # it compares no allocators, so an earlier one stays valid
-        parts.append(SWEEP + Path("docs/sweep_frames.md").read_text())
+    if Path("docs/internals/sweep_frames.md").exists():  # it compares no allocators, so an earlier one stays valid
+        parts.append(SWEEP + Path("docs/internals/sweep_frames.md").read_text())
     return "\n".join(parts)
 
 
