@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-MADE = re.compile(r"(<!-- made by (.+?) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
+MADE = re.compile(r"(<!-- made by (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -43,7 +43,7 @@ def fill(text: str, command: str, table: str) -> str:
     >>> fill("<!-- made by python x.py -->\\nold\\n<!-- end -->", "python x.py", "new")
     '<!-- made by python x.py -->\\n\\nnew\\n\\n<!-- end -->'
     """
-    return MADE.sub(lambda part: f"{part[1]}\n{table}\n{part[4]}" if part[2] == command else part[0], text)
+    return MADE.sub(lambda part: f"{part[1]}\n{table}\n\n{part[4]}" if part[2] == command else part[0], text)
 
 
 def main() -> None:
