@@ -185,7 +185,7 @@ def main() -> None:
     print(table(results))
     for run in results["files"]:
         rate, busy = run["videos_per_minute"], run["cores_busy"]
-        print(f"- From files of a minute, {GEMMA} in {run['dtype']}: {rate:.1f} videos a minute, cores {busy:.0%} busy.")
+        print(f"- From files of a minute, {GEMMA} in {run['dtype']}: {rate:.1f} videos a minute, cores {busy:.0%} busy")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
