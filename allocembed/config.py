@@ -37,7 +37,7 @@ class EmbedConfig:
     """Embedding model: short name, hub id or local folder."""
     inputs: str | None = None
     """Which of the model's own input pipelines to follow, such as transformers-5.10 for Qwen3-VL-Embedding,
-    vlm2vec-demo for VLM2Vec or 70-tokens for EmbeddingGemma 2; docs/parity.md lists all. Default: the model's first
+    vlm2vec-demo for VLM2Vec or 70-tokens for EmbeddingGemma 2; docs/models.md lists all. Default: the model's first
     one there."""
     allocator: str = "auto"
     """How the budget is spent: base, full, uniform, content, select, sensitivity, learned, the folder or hub id of a

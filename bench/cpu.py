@@ -1,6 +1,7 @@
 """Videos a minute and peak memory on a CPU: EmbeddingGemma 2 in three number formats, SigLIP 2 base, Qwen3-VL-2B.
 
     python bench/cpu.py [--videos 5] [--files 12] [--out FILE.json] [--only embeddinggemma-2,siglip2-base] [--tiny]
+    python bench/cpu.py --from FILE.json     # the table of an earlier run
 
 Exact shapes with random weights, saved in the hub's layout and loaded as any checkpoint, each in a process of its own.
 24 frames of 640 × 360 in memory, the budget of 8 native frames, Uniform. With `--files`, also from files of a minute to
@@ -24,8 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+
+from allocembed.benchmarks.report import markdown_table
 
 WIDTH, HEIGHT, FRAMES = 640, 360, 24
 GEMMA, SIGLIP, QWEN = "embeddinggemma-2", "siglip2-base", "qwen3-vl-2b"
@@ -164,6 +165,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=0, help="also measure this many files")
     parser.add_argument("--only", default="", help="names of models, separated by commas")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--from", type=Path, dest="source", help="print the table of an earlier run's --out")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try the script")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--stream", nargs=2, help=argparse.SUPPRESS)
@@ -177,6 +179,17 @@ def main() -> None:
         dtype, count = options.stream
         print(json.dumps(from_files(dtype, options.folder, int(count), tiny=options.tiny)))
         return
+    results = json.loads(options.source.read_text()) if options.source else measure(options)
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+    for run in results["files"]:
+        rate, busy = run["videos_per_minute"], run["cores_busy"]
+        print(f"- From files of a minute, {GEMMA} in {run['dtype']}: {rate:.1f} videos a minute, cores {busy:.0%} busy")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All runs that are wanted, each in a process of its own."""
     results: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "runs": [], "files": []}
     wanted = [name for name in options.only.split(",") if name] or [GEMMA, SIGLIP, QWEN]
     with tempfile.TemporaryDirectory() as place:
@@ -191,19 +204,17 @@ def main() -> None:
         for dtype in ("bfloat16", "int8") if options.files and GEMMA in wanted else ():
             found = in_own_process(folders[GEMMA], options, "--stream", dtype, str(options.files))
             results["files"].append(found)
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    table = Table(title=f"{results['cores']} cores, {FRAMES} frames of {WIDTH} × {HEIGHT}, 8f, random weights")
-    for heading in ("model", "format", "parameters, M", "tokens", "videos a minute", "peak memory, GB"):
-        table.add_column(heading, justify="left" if heading in ("model", "format") else "right")
+    return results
+
+
+def table(results: dict[str, Any]) -> str:
+    """A Markdown table of all runs."""
+    lines = [["model", "format", "parameters, M", "tokens", "videos a minute", "peak memory, GB"]]
     for run in results["runs"]:
-        cells = [f"{run['parameters'] / 1e6:.0f}", f"{run['tokens']:,}", f"{run['videos_per_minute']:.1f}"]
         model = f"{run['model']}, {run['inputs']}" if run["inputs"] else run["model"]
-        table.add_row(model, run["dtype"], *cells, f"{run['peak_gb']:.2f}")
-    Console(width=110).print(table)
-    for run in results["files"]:
-        rate, busy = run["videos_per_minute"], run["cores_busy"]
-        print(f"files to vectors, {run['dtype']}: {rate:.1f} videos a minute, cores {busy:.0%} busy")
+        cells = [f"{run['parameters'] / 1e6:,.0f}", f"{run['tokens']:,}", f"{run['videos_per_minute']:.1f}"]
+        lines.append([model, run["dtype"], *cells, f"{run['peak_gb']:.2f}"])
+    return markdown_table(f"{results['cores']} cores, {FRAMES} frames of {WIDTH} × {HEIGHT}, 8f, random weights", lines)
 
 
 if __name__ == "__main__":

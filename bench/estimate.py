@@ -2,9 +2,9 @@
 
     python bench/estimate.py
 
-The times of the card and of decoders are those of docs/performance.md, for 720p; reading an image is measured here.
-Sixteen decoders side by side are slower than one alone, and images are taken to be slowed as much. The card's own
-decoders are left out. The card and the cores work at the same time, so the slower of the two decides. Most videos of
+The times of the GPU and of decoders are those of docs/internals/performance.md, for 720p; reading an image is measured
+here. Sixteen decoders side by side are slower than one alone, and images are taken to be slowed as much. The GPU's own
+decoders are left out. The GPU and the cores work at the same time, so the slower of the two decides. Most videos of
 MMEB-V2 are smaller than 720p, and many films have more keyframes than one in ten seconds, so the figures are upper
 bounds.
 """
@@ -26,8 +26,8 @@ from allocembed.video.images import read_image
 
 CORES = 16
 EXACT, KEYFRAME = 6.35, 0.43  # seconds for 24 frames of a 10-minute file, one thread ("Candidates from a long file")
-# One of 16 decoders side by side on that machine (docs/measured/growth_files_qwen3-vl-2b.json) against one alone
-# (docs/measured/decoding_tried.json): exact frames of a minute of 720p, keyframe every two seconds.
+# One of 16 decoders side by side on that machine (growth_files_qwen3-vl-2b.json of docs/internals/measured) against one
+# alone (decoding_tried.json there): exact frames of a minute of 720p, keyframe every two seconds.
 CROWDED = 2.36 / 2.18
 FRAMES, BASE_FRAMES, FOLDER = 24, 8, 64  # candidates, Base's frames, images in a folder of MMEB-V2
 QA_VIDEOS = {"Video-MME": 900, "NExTQA": 1000}  # the other tasks: at most one video per question
@@ -124,7 +124,7 @@ def workloads(image: float) -> list[Workload]:
 
 def main() -> None:
     image = image_seconds()
-    heads = ["benchmark", "model", "videos", "embeddings per method", "card: Base and learned", "card: six methods"]
+    heads = ["benchmark", "model", "videos", "embeddings per method", "GPU: Base and learned", "GPU: six methods"]
     heads += ["decoding, shared", "decoding, not shared", "**Base and learned**", "**six methods**"]
     lines = [heads, *(work.line(model, card) for work in workloads(image) for model, card in CARDS.items())]
     print(markdown_table("Hours on one H200 with 16 cores", lines, f"An image takes {1000 * image:.1f} ms to read."))

@@ -1,6 +1,7 @@
 """Measure how the cost of a video grows with its length and with the number of candidate frames.
 
-    python bench/growth.py [--lengths 1 10 60] [--candidates 24 48 60 120] [--plot docs/growth.svg] [--out FILE.json]
+    python bench/growth.py [--lengths 1 10 60] [--candidates 24 48 60 120] [--out FILE.json]
+                           [--plot docs/internals/growth.svg]
 
 On a CPU, with files of bench/decode.py: 720p H.264, a keyframe every ten seconds. The first table samples 24 candidates
 from each length; the second samples each number of candidates from the middle length. The budget is always 8 native

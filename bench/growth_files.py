@@ -1,7 +1,7 @@
 """Videos per second from files to vectors, by the videos' length and by their size.
 
     python bench/growth_files.py --shape qwen2-vl-2b --compile --out growth.json     measure, on a GPU
-    python bench/growth_files.py --from growth.json --plot docs/growth_files.svg     plot what was measured
+    python bench/growth_files.py --from growth.json --plot growth_files.svg          plot what was measured
     python bench/growth_files.py --tiny --out growth.json                            in miniature on a CPU
 
 One vector a file. Lengths of 1, 10 and 60 minutes in 720p, and sizes from 360p to 4K at one minute; a keyframe every

@@ -189,7 +189,7 @@ class Bench:
                 del exact
             except RuntimeError as error:
                 print(f"no float32 reference: {error}")
-        self.out["apart"] = found  # the key of the files in docs/measured
+        self.out["apart"] = found  # the key of the files in docs/internals/measured
         self.save()
 
     def preprocessing_parts(self) -> None:

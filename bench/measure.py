@@ -202,7 +202,7 @@ def host_waits(action: Callable[[], object], device: torch.device) -> str:
     return "0"
 
 
-def kernel_table(title: str, action: Callable[[], object], device: torch.device, rows: int = 25) -> str:
+def kernel_table(title: str, action: Callable[[], object], device: torch.device, rows: int = 8) -> str:
     """Profile an action; return markdown with the time per kind of kernel and the slowest kernels."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":

@@ -1,9 +1,10 @@
 """A plan on paper: hours, storage, index build and search for many videos on many GPUs.
 
-    python bench/plan.py                       # ten million videos on 64 GPUs, rates of docs/performance.md
+    python bench/plan.py                       # ten million videos on 64 GPUs
     python bench/plan.py --measure 100000      # build an index of 100,000 synthetic vectors, and print time and size
 
-The rates are those of one H200 with 16 cores, for files of one minute (docs/performance.md, "On the card's decoders").
+The rates are those of one H200 with 16 cores, for files of one minute (docs/internals/performance.md, "Decoders of the
+GPU").
 """
 
 import argparse
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from allocembed.benchmarks.report import markdown_table
+
 KEYFRAME, EXACT = 8.94, 8.22  # videos a second, whole videos only, on one GPU that also decodes
-CARD = KEYFRAME  # videos a second that the card can embed: it is 93 % busy then
+CARD = KEYFRAME  # videos a second that the GPU can embed: it is 93 % busy then
 SHARE = 4  # tokens of a video with segments, relative to the whole video
 SEGMENTS = 12
 PARTITION, PROBES = 4096, 20
@@ -27,7 +30,7 @@ def plan(videos: int, gpus: int, dim: int, picture: int) -> list[tuple[str, str]
     for what, rate in (
         ("whole videos, --seek keyframe", KEYFRAME),
         ("whole videos, --seek exact", EXACT),
-        ("with segments, bound by the card", CARD / SHARE),
+        ("with segments, bound by the model", CARD / SHARE),
     ):
         rows.append((what, f"{rate:.2f} videos/s a GPU: {videos / rate / gpus / 3600:.1f} hours"))
     rows += [
@@ -80,8 +83,8 @@ def main() -> None:
     if chosen.measure:
         measure(chosen.measure, chosen.dim)
         return
-    for name, value in plan(chosen.videos, chosen.gpus, chosen.dim, chosen.picture):
-        print(f"{name:<45} {value}")
+    rows = plan(chosen.videos, chosen.gpus, chosen.dim, chosen.picture)
+    print(markdown_table("", [["what", "how much"], *([*row] for row in rows)]))
 
 
 if __name__ == "__main__":

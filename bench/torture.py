@@ -4,7 +4,7 @@
 
 Each part prints one line with its counts. The exit status is 1 if anything bad happened. At scale 1 the parts run
 5,000 damaged files, 150 kills, 60 races of writers, every failure of the disk, 1,000,000 allocations and 10,000
-requests; see docs/reliability.md.
+requests; see docs/internals/torture.md.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 #
 #   docker build -f docker/cpu.Dockerfile -t allocembed:cpu .
 #
-# docs/doors.md shows how to run it.
+# docs/integrations.md shows how to run it.
 FROM python:3.12-slim-bookworm
 
 ENV PIP_NO_CACHE_DIR=1 \

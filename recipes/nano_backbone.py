@@ -19,8 +19,8 @@ tokenizer, preprocessor settings, card) and a log. How the model learns:
 - **resolution as data**: random frame counts, budgets and scales per chunk in every batch.
 
 Matrices are trained with Muon in many small steps: 1,250 steps of 960 chunks named 93 % of objects, 600 steps of 3,072
-with AdamW named 12 % (`docs/experiments.md`). Weights are bf16 with fp32 masters. Layers are compiled, because eager
-elementwise kernels took most of a step. cuDNN attention is off, because it makes a new plan for every shape.
+with AdamW named 12 % (`docs/internals/experiments.md`). Weights are bf16 with fp32 masters. Layers are compiled,
+because eager elementwise kernels took most of a step. cuDNN attention is off: it makes a new plan for every shape.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ library_name: allocembed
 
 A nano video embedding model, trained from scratch by `recipes/nano_backbone.py` in the procedural world of
 `allocembed.world`. It only knows that world: pictographs, signs and eight places. It is for tests and demos, not for
-real videos. Its scores are in `docs/results.md`. How it was trained:
+real videos. Its scores are in `docs/internals/results.md`. How it was trained:
 
 ```json
 {json.dumps(facts, indent=2)}

@@ -1,10 +1,11 @@
-"""Measure everything that docs/results.md says about the nano models, and write that page.
+"""Measure everything that docs/internals/results.md says about the nano models, and print its tables.
 
     python recipes/results.py --out out/results --jobs 6          # hours on a CPU, minutes on a GPU
     python recipes/results.py --out out/results --jobs 6 --only "main-*"
+    python docs/make_tables.py recipes/results.py                 # puts them into the page
 
-Each measurement is a command whose JSON is stored in OUT; finished ones are not repeated. The page is written from
-those files alone. A table appears on it once all its measurements are there.
+Each measurement is a command whose JSON is stored in OUT; finished ones are not repeated. The tables are made from
+those files alone. A table is printed once all its measurements are there.
 """
 
 from __future__ import annotations
@@ -25,13 +26,11 @@ from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.nano import LAYOUT
 
-PAGE = Path("docs/results.md")
 BACKBONES = ("nano-qwen3", "nano-qwen2", "nano-gemma")
 SETS = {"short": "short-clip,short-video", "long": "long-clip,long-video", "qa": "qa"}
 SEEDS = {"shipped": [], "fresh": ["--seed", "1"]}
 UNTRAINED = "base,full,uniform,content,select"
 BUDGETS = {"16f": "48", "20f": "60"}  # with their candidates; 8f with 24 is the default
-NOTES = "\n## Notes\n"  # the rest of the page is written by hand and kept
 EVAL = ["-m", "allocembed", "eval", "nano", "--json", "--dtype", "bfloat16"]  # as on a GPU by default
 
 
@@ -52,7 +51,7 @@ def jobs() -> dict[str, list[str]]:
     for name, subsets in SETS.items():
         found[f"learned-limits-{name}"] = ["recipes/limits.py", "--json", "--dtype", "bfloat16", "--subsets", subsets]
     found["learned-tokens"] = ["recipes/tokens.py", "--json"]
-    found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs", "--limit", "250"]
+    found["sweep"] = [*EVAL, "--sweep", "frames", "--out", "docs/internals", "--limit", "250"]
     return found
 
 
@@ -68,7 +67,7 @@ def measure(name: str, command: list[str], out: Path) -> str | None:
     scratch = path.with_suffix(".part")
     scratch.write_text(done.stdout)
     scratch.rename(path)
-    print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return None
 
 
@@ -92,10 +91,10 @@ def way(found: list[Score]) -> str:
 
 
 def page(out: Path) -> str:
-    """The whole page: an introduction, and each section that has been measured."""
+    """Each section that has been measured."""
     have = {name for name in jobs() if (out / f"{name}.json").exists()}
     sections = [(f"main-{backbone}-{which}", backbone, which) for backbone in BACKBONES for which in SEEDS]
-    parts = [INTRODUCTION]
+    parts: list[str] = []
     for prefix, backbone, which in sections:
         if all(f"{prefix}-{name}" in have for name in SETS):
             parts.append(main_section(out, backbone, which, have))
@@ -112,19 +111,11 @@ def page(out: Path) -> str:
     if "learned-tokens" in have:
         table = tokens.table(json.loads((out / "learned-tokens.json").read_text()))
         parts.append(f"## Where the tokens go\n\n`python recipes/tokens.py`\n\n{table}")
-    if Path("docs/sweep_frames.md").exists():  # it compares no allocators, so an earlier one stays valid
-        parts.append(SWEEP + Path("docs/sweep_frames.md").read_text())
+    if Path("docs/internals/sweep_frames.md").exists():  # it compares no allocators, so an earlier one stays valid
+        parts.append(SWEEP + Path("docs/internals/sweep_frames.md").read_text())
     return "\n".join(parts)
 
 
-INTRODUCTION = """# Results in the nano world
-
-Written by `python recipes/results.py`. Each table is below the command that measured it; for speed, the recipe also
-passes `--dtype bfloat16` and runs each subset separately. 500 videos per subset, Hit@1 in percent, cost in units of
-Base: 1.000× is 8 native frames, or N under a budget of Nf. † exceeds the budget. All tables use the bundled allocator,
-trained by RDPO with nano-qwen3 only. [The notes](#notes) at the end of this page and the
-[experiment log](experiments.md) explain the figures.
-"""
 SWEEP = """## More frames, and a fixed budget
 
 `allocembed eval nano --sweep frames --limit 250 --out docs`
@@ -175,7 +166,7 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", default=[], help="run only those whose name matches; may be repeated"
     )
-    parser.add_argument("--limit", type=int, help="use only the first N videos, to try the script; writes no page")
+    parser.add_argument("--limit", type=int, help="use only the first N videos, to try the script; prints no tables")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     chosen = {
@@ -189,9 +180,8 @@ def main() -> None:
         print(failure, file=sys.stderr)
     missing = [name for name in jobs() if not (options.out / f"{name}.json").exists()]
     if not options.limit:
-        notes = PAGE.read_text().partition(NOTES)[2] if PAGE.exists() else ""
-        PAGE.write_text(page(options.out) + NOTES + notes)
-        print(f"→ {PAGE}; {len(missing)} of {len(jobs())} measurements are missing")
+        print(page(options.out))
+    print(f"{len(missing)} of {len(jobs())} measurements are missing", file=sys.stderr)
     sys.exit(bool(failures))
 
 

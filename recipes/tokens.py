@@ -25,7 +25,7 @@ NAMES = {
     "event, large": "an event with a large sign",
     Scene.DECOY: "a decoy: things that no text mentions",
     Scene.BUSY: "a busy texture",
-    Scene.CARD: "a card shared by many videos",
+    Scene.CARD: "a title shared by many videos",
     Scene.PLACE: "a place and nothing else",
     Scene.BLUR: "a blurred transition",
     Scene.BLACK: "black",

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.clips import picture, write_video
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if page.name != "api.md")]
 
 
 def test_ci_runs_the_second_command_of_the_readme():
@@ -20,22 +22,60 @@ def test_ci_runs_the_second_command_of_the_readme():
 
 
 def test_every_local_link_of_the_docs_exists():
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_link_to_a_part_of_a_page_finds_its_heading():
+    for page in PAGES:
+        for target, part in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+            found = page.parent / target if target else page
+            assert part in anchors(found.read_text()), f"{page.name} links to {target}#{part}"
+
+
+def anchors(text: str) -> list[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_the_contents_name_every_page_for_users():
+    listed = re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/index.md").read_text())
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name in (*listed, "index.md", "api.md", "internals/sweep_frames.md"), f"docs/index.md leaves out {name}"
+
+
 def test_every_script_that_the_docs_name_exists():
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        for script in re.findall(r"python ((?:bench|recipes|examples|docs)/\w+\.py)", page.read_text()):
+    for page in PAGES:
+        for script in re.findall(r"python ((?:bench|recipes|examples|docs)/(?:\w+/)?\w+\.py)", page.read_text()):
             assert (ROOT / script).exists(), f"{page.name} names {script}"
 
 
-def test_the_api_page_is_made_from_todays_docstrings(monkeypatch):
+def test_the_api_page_describes_every_public_name(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    from make_api import PAGE, render
+    import make_api
 
-    assert PAGE.read_text() == render(), "run python docs/make_api.py"
+    page = make_api.render()
+    for module, names in make_api.public().items():
+        for name in names:
+            assert re.search(rf"^### `{name}\b.*\n\n.", page, re.MULTILINE), f"nothing is said of {module}.{name}"
+    for name in vars(import_module("allocembed.errors")):
+        assert name in page or not name.endswith("Error")
+    assert 'seek: Literal["exact", "keyframe"] = "exact"' in page
+    assert not re.search(r"Literal\[\w|object at 0x", page), "a type or a default is not as one writes it"
+
+
+def test_tables_of_the_docs_are_what_quick_commands_print(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import make_tables
+
+    quick = ("bench/plan.py", "bench/hours.py", "bench/cpu.py --from docs/internals/measured/cpu.json")
+    for command in (f"python {words}" for words in quick):
+        (page,) = [each for each in make_tables.pages() if command in make_tables.commands(each)]
+        text = page.read_text()
+        assert make_tables.fill(text, command, make_tables.printed(command)) == text, "run docs/make_tables.py"
 
 
 def test_no_module_imports_private_names_of_another():
