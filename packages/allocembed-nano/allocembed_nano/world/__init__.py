@@ -9,8 +9,17 @@ torch.Size([2, 4, 3, 144, 192])
 4
 """
 
-from allocembed.world.atlas import Atlas, load_atlas
-from allocembed.world.files import write_mp4
-from allocembed.world.render import LANDSCAPE, PORTRAIT, render
-from allocembed.world.text import Question, corpus, describe_moment, describe_video, question
-from allocembed.world.timeline import LONG, SHORT, Timelines, WorldConfig, concat, draw, events_at, sample_fractions
+from allocembed_nano.world.atlas import Atlas, load_atlas
+from allocembed_nano.world.files import write_mp4
+from allocembed_nano.world.render import LANDSCAPE, PORTRAIT, render
+from allocembed_nano.world.text import Question, corpus, describe_moment, describe_video, question
+from allocembed_nano.world.timeline import (
+    LONG,
+    SHORT,
+    Timelines,
+    WorldConfig,
+    concat,
+    draw,
+    events_at,
+    sample_fractions,
+)
