@@ -23,7 +23,7 @@ import tokens
 
 from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
-from allocembed.benchmarks.nano import LAYOUT
+from allocembed_nano.nanoret import LAYOUT
 
 PAGE = Path("docs/results.md")
 BACKBONES = ("nano-qwen3", "nano-qwen2", "nano-gemma")
