@@ -90,7 +90,7 @@ class Names(MutableMapping[str, T], Generic[T]):
         for package, groups in OWN_PACKAGES.items():
             if name in groups.get(self.group, ()) and name not in self:
                 install = f"pip install {package} (from a checkout: pip install -e packages/{package})"
-                return f"{name} comes with the package {package}, which is not installed: {install}"
+                return f"{name!r} comes with the package {package}, which is not installed: {install}"
         return ""
 
     def _load(self, name: str) -> T:
