@@ -211,11 +211,8 @@ def project(
     valid = ~np.isnan(requested)
     if not (valid.any(-1).all() and np.all(requested[valid] > 0) and np.all(np.isfinite(requested[valid]))):
         raise BudgetError("scales must be positive and finite, at least one for every video")
-    # Only ratios matter. Extreme ones would overflow the multiplier, and are limited to a range that cannot.
-    largest = np.nanmax(requested, 1, keepdims=True)
-    extreme = (largest > EXTREME) | (np.nanmin(requested, 1, keepdims=True) < 1 / EXTREME)
     falling = -np.where(valid, requested, 0)  # as requested: limits make scales equal that were not
-    requested = np.where(extreme, np.maximum(requested / largest, 1 / EXTREME), requested)
+    requested = _limited(requested, ratios_only=grow)
 
     # Sorted by falling scale, the promised order holds exactly if grids never grow from left to right.
     order = np.lexsort((np.broadcast_to(_spread(requested.shape[1]), requested.shape), falling))
@@ -227,6 +224,19 @@ def project(
     grids = np.where(valid[..., None], grids_at(np.where(valid, unsorted, low), native), 0)
     centred = np.where(valid, np.clip(scales_of(grids, native), low, high) if ladder is None else unsorted, 0.0)
     return (centred, grids) if np.ndim(scales) == 2 else (centred[0], grids[0])
+
+
+def _limited(requested: np.ndarray, *, ratios_only: bool) -> np.ndarray:
+    """Requested scales (V, C) in a range that cannot overflow the multiplier.
+
+    If only their ratios matter, extreme ones are first divided by the largest. Otherwise none may rise above its
+    request.
+    """
+    if not ratios_only:
+        return np.clip(requested, 1 / EXTREME, EXTREME)
+    largest = np.nanmax(requested, 1, keepdims=True)
+    extreme = (largest > EXTREME) | (np.nanmin(requested, 1, keepdims=True) < 1 / EXTREME)
+    return np.where(extreme, np.maximum(requested / largest, 1 / EXTREME), requested)
 
 
 def scales_of(grids: np.ndarray, native: np.ndarray) -> np.ndarray:

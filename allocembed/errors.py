@@ -18,6 +18,8 @@ The command line catches `AllocEmbedError` and nothing else: any other exception
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from allocembed.words import printable
+
 
 class AllocEmbedError(Exception):
     """Base of all errors that a user can fix."""
@@ -36,6 +38,8 @@ class VideoError(AllocEmbedError):
 
     >>> str(VideoError("talk.mp4", "the file is empty; copy or download it again"))
     'talk.mp4: the file is empty; copy or download it again'
+    >>> print(VideoError("a\\nb.mp4", "it is empty"))
+    a\\nb.mp4: it is empty
     """
 
     def __init__(self, source: str, cause: str) -> None:
@@ -44,7 +48,7 @@ class VideoError(AllocEmbedError):
         self.cause = cause
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.cause}"
+        return f"{printable(self.source)}: {self.cause}"
 
 
 class VideoBudgetError(VideoError, BudgetError):

@@ -69,7 +69,7 @@ def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterat
 
     for source in sources:
         if is_remote(source):
-            yield from _objects(str(source))
+            yield from _objects(str(source), unread)
             continue
         source = Path(source)
         if source.is_symlink() and not source.exists():  # one of many names that a shell has filled in
@@ -94,22 +94,24 @@ def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterat
                 yield FileEntry(name, size=status.st_size, changed=status.st_mtime_ns, error=cause)
 
 
-def _objects(source: str) -> Iterator[FileEntry]:
+def _objects(source: str, unread: dict[str, str]) -> Iterator[FileEntry]:
     """The object with this address, or the videos below it."""
+    refused: dict[str, str] = {}
     source, empty = source.rstrip("/"), True
     try:
         with suppress(FileNotFoundError):
             if is_video(source):
                 yield _object_entry(look(source))
                 return
-        for info in list_objects(source):
+        for info in list_objects(source, refused):
             empty = False
             names = info.address.removeprefix(source).strip("/").split("/")
             if is_video(info.address) and not any(name.startswith(".") for name in names):
                 yield _object_entry(info)
     except OSError as error:
         raise VideoError(source, f"cannot be listed: {error.strerror or error}") from error
-    if empty:
+    unread |= {address: cause for address, cause in refused.items() if is_video(address)}
+    if empty and not refused:
         raise VideoError(source, "there is nothing below this address; check it")
 
 

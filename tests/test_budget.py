@@ -200,3 +200,10 @@ def test_scales_on_a_ladder_hold_the_budget_and_have_few_sizes():
     assert np.abs(np.log(scales) - np.log(free)).mean() < np.log(1.8 / 0.2) / 7
     order = np.argsort(requested, 1)
     assert (np.diff(np.take_along_axis(grids.prod(-1), order, 1), axis=1) >= 0).all()
+
+
+def test_extreme_requests_are_not_enlarged_unless_they_may_grow():
+    for request in ([1e-10, 1e-10], [1e-10, 1.0], [1e10, 0.01]):
+        wanted = np.clip(request, 0.001, 1.8)
+        scales, grids = project(np.array(request), Grid(200, 200), 10**6, (0.001, 1.8), grow=False)
+        assert (grids <= np.ceil(wanted[:, None] * 200 + 0.5)).all(), (request, scales)

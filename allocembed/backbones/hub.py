@@ -63,6 +63,11 @@ def _has_weights(folder: Path) -> bool:
 def cannot_load(name: str, source: str, error: Exception) -> str:
     """Why a model cannot be loaded, and what to do."""
     cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "custom code" in cause:
+        return (
+            f"cannot load {name}: it needs Python code from its own folder, and AllocEmbed runs none; save it with "
+            "transformers' own classes, or use another model"
+        )
     if is_folder(source):
         return (
             f"cannot load the backbone in {source} ({type(error).__name__}: {cause}): the folder is incomplete or "

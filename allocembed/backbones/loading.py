@@ -23,6 +23,9 @@ from allocembed.backbones.hub import cannot_load
 from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.errors import AllocEmbedError, BackboneError, MissingDependency
 
+OWN_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""For all of transformers' loaders: no code of a model folder is run, and transformers does not ask on stdin."""
+
 
 def load_backbone(
     name: str | Path = DEFAULT_BACKBONE,
@@ -48,9 +51,9 @@ def load_backbone(
     with _described(found):
         base, adapter = found.files
         found.check_version(transformers.__version__)
-        found.check_dim(dim, AutoConfig.from_pretrained(base).get_text_config().hidden_size)
+        found.check_dim(dim, AutoConfig.from_pretrained(base, **OWN_CODE).get_text_config().hidden_size)
         model = load_model(base, pick_dtype(dtype, chosen, weight_bytes(base)), found.family.options)
-        tokenizer = AutoTokenizer.from_pretrained(base)
+        tokenizer = AutoTokenizer.from_pretrained(base, **OWN_CODE)
         if adapter is not None:
             model = _merge_adapter(model, adapter)
     if dtype == INT8:
@@ -79,8 +82,8 @@ def load_skeleton(name: str, *, device: str = "auto", dtype: str = "auto", input
     with _described(found):
         base, _ = found.files
         with torch.device("meta"):
-            model = AutoModel.from_config(AutoConfig.from_pretrained(base))
-        tokenizer = AutoTokenizer.from_pretrained(base)
+            model = AutoModel.from_config(AutoConfig.from_pretrained(base, **OWN_CODE), **OWN_CODE)
+        tokenizer = AutoTokenizer.from_pretrained(base, **OWN_CODE)
     backbone = _build(found, model, tokenizer)
     backbone.load_arguments = {"name": name, "device": device, "dtype": dtype, "inputs": found.pipeline, "dim": None}
     return backbone
@@ -125,7 +128,9 @@ def reload_backbone(arguments: dict[str, Any], patch_product: bool) -> Backbone:
 
 def load_model(folder: Path, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> PreTrainedModel:
     """transformers' own model in a folder, without its head. Missing weights are an error."""
-    model, report = AutoModel.from_pretrained(folder, dtype=dtype, output_loading_info=True, **(options or {}))
+    model, report = AutoModel.from_pretrained(
+        folder, dtype=dtype, output_loading_info=True, **OWN_CODE, **(options or {})
+    )
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(
             f"{folder} has no values for {len(missing)} weights of {type(model).__name__}, such as {missing[0]}: "

@@ -38,7 +38,7 @@ def print_hits(hits: Sequence[Hit], words: Sequence[str]) -> None:
         copies = f"  (and {counted(hit.copies, 'near-duplicate')})" if hit.copies else ""
         print(f"{hit.score:6.3f}  {word or '?':<6}  {moment:>17}  {hit.cost:7,}  {printable(hit.path)}{copies}")
         if hit.line:
-            print(f"{'':16}{format_time(hit.line_start):>17}  “{hit.line}”")
+            print(f"{'':16}{format_time(hit.line_start):>17}  “{printable(hit.line)}”")
     if set(words) == {"weak"}:
         say("every score is what any video here gets for this: they are only the nearest there are")
 

@@ -80,7 +80,7 @@ def main() -> None:
     """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without a character must not cost the result
+            stream.reconfigure(errors="backslashreplace")  # a terminal may lack characters of a name
     logging.getLogger("allocembed").addHandler(NOTES)
     words = sys.argv[1:]
     set_quiet("--quiet" in words)

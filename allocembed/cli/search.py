@@ -213,7 +213,7 @@ def verify(index: Index) -> int:
     opened = _open(index)
     problems, files = find_problems(opened), opened.files()
     for problem in problems:
-        print(problem)
+        print(printable(problem))
     unread = [file for file in files if file.error]
     say(f"{len(files)} files, {len(problems)} problems")
     if unread:
@@ -398,6 +398,6 @@ def _print_report(report: IndexReport, uri: str) -> None:
     if report.decoding:
         say(report.decoding)
     for path, cause in report.failed:
-        complain("left out", f"{path}: {cause}")
+        complain("left out", f"{printable(path)}: {cause}")
     for path, cause in report.notes:
-        complain("note:", f"{path}: {cause}")
+        complain("note:", f"{printable(path)}: {cause}")

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from allocembed.backbones.devices import pick_device, pick_dtype
 from allocembed.backbones.hub import find_folder
-from allocembed.backbones.loading import load_model
+from allocembed.backbones.loading import OWN_CODE, load_model
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError
 from allocembed.geometry import Geometry
@@ -120,7 +120,7 @@ def _load(source: str, dtype: torch.dtype) -> tuple[Any, Any, Geometry]:
         vision = model.config.vision_config
         side, patch, merge = vision.image_size, vision.patch_size, model.config.scale_factor
         geometry = Geometry(patch, merge, statistics[0], statistics[1], side**2, side**2, frames_per_chunk=1)
-        return model, AutoTokenizer.from_pretrained(folder), geometry
+        return model, AutoTokenizer.from_pretrained(folder, **OWN_CODE), geometry
     except BackboneError:
         raise
     except Exception as error:  # damaged files raise errors of every kind

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from errno import EEXIST, EIO, ENOENT
+from errno import EEXIST, EINVAL, EIO, ENOENT
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 PATIENCE = timedelta(seconds=30)  # for one request and its repetitions
 RETRIES = 4
 AT_ONCE = 1000  # objects in one page of a list
+BAD_KEY = "its key has an empty, . or .. segment, or a control character; rename the object"
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS to the file of an account",
@@ -31,6 +32,13 @@ CREDENTIALS = {
 
 class StorageFailure(OSError):  # noqa: N818 (named for what happened)
     """A request to object storage failed; `strerror` has the cause and the remedy."""
+
+
+class BadKey(StorageFailure):
+    """A key that clients of object storage do not accept."""
+
+    def __init__(self) -> None:
+        super().__init__(EINVAL, BAD_KEY)
 
 
 class ConditionFailed(OSError):  # noqa: N818 (named for what happened)
@@ -106,14 +114,49 @@ def look(address: str) -> ObjectInfo:
         return _info(address, _obstore().head(store, key))
 
 
-def list_objects(address: str) -> Iterator[ObjectInfo]:
-    """All objects below an address, in order of their keys."""
+def list_objects(address: str, refused: dict[str, str] | None = None) -> Iterator[ObjectInfo]:
+    """All objects below an address. Those that cannot be read because of their key are added to `refused`."""
     store, key = _open(address)
     scheme, bucket, _ = split(address)
-    with failures(address):
-        for page in _obstore().list(store, key or None, chunk_size=AT_ONCE):
-            for each in page:
-                yield _info(f"{scheme}://{bucket}/{each['path']}", each)
+    last = ""
+    try:
+        with failures(address):
+            for page in _obstore().list(store, key or None, chunk_size=AT_ONCE):
+                for each in page:
+                    last = each["path"]
+                    yield _info(f"{scheme}://{bucket}/{last}", each)
+    except BadKey:
+        yield from _list_one_by_one(address, last, {} if refused is None else refused)
+
+
+def _list_one_by_one(address: str, last: str, refused: dict[str, str]) -> Iterator[ObjectInfo]:
+    """The objects after the key `last`. One key that obstore does not accept makes it refuse a whole page."""
+    scheme, bucket, key = split(address)
+    for name in sorted(_all_keys(scheme, bucket, key)):
+        place = f"{scheme}://{bucket}/{name}"
+        if name <= last:
+            continue
+        try:
+            with suppress(FileNotFoundError):
+                yield look(place)
+        except BadKey as error:
+            refused[place] = error.strerror
+
+
+def _all_keys(scheme: str, bucket: str, key: str) -> list[str]:
+    try:
+        from pyarrow import fs
+    except ImportError as error:
+        raise MissingDependency("listing objects with unusual keys", "pyarrow", "cloud") from error
+    if scheme == "gs":
+        system: Any = fs.GcsFileSystem()
+    else:
+        endpoint = environment_options(f"s3://{bucket}").get("aws_endpoint", "")
+        kind, _, host = endpoint.partition("://")
+        named: Any = {"endpoint_override": host, "scheme": kind} if endpoint else {}
+        system = fs.S3FileSystem(anonymous=os.environ.get("AWS_SKIP_SIGNATURE") == "true", **named)
+    found = system.get_file_info(fs.FileSelector(f"{bucket}/{key}".rstrip("/"), recursive=True))
+    return [each.path.removeprefix(f"{bucket}/") for each in found if each.type == fs.FileType.File]
 
 
 def has_objects(address: str) -> bool:
@@ -222,6 +265,8 @@ def failures(address: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
             raise ConditionFailed(EEXIST, "it exists, or was changed meanwhile") from error
+        if type(error).__name__ == "InvalidPathError" or "Could not parse path" in str(error):
+            raise BadKey from error
         if type(error).__module__.partition(".")[0] != "obstore":
             raise
         raise StorageFailure(EIO, explain(address, str(error))) from error

@@ -1,8 +1,10 @@
 """Loading: names, folders, the hub's cache, adapters, and checkpoints that must be refused."""
 
+import io
 import json
 import pickle
 import shutil
+import sys
 from unittest import mock
 
 import pytest
@@ -15,6 +17,7 @@ from allocembed.backbones.checkpoint import Checkpoint, check_backbone
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.text_half import load_text_half
 from allocembed.errors import BackboneError
+from allocembed.policy.smol import SmolPreview
 from tests.backbones.items import rows_of, text
 
 
@@ -35,6 +38,22 @@ def test_a_checkpoint_with_missing_weights_is_refused(folder, tmp_path):
     save_file(tensors, tmp_path / "broken/model.safetensors", metadata={"format": "pt"})
     with pytest.raises(BackboneError, match="no values for 1 weights"):
         load_backbone(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("load", [load_backbone, SmolPreview], ids=["backbone", "preview"])
+def test_no_code_of_a_model_folder_is_run_and_nobody_is_asked(folder, tmp_path, monkeypatch, load):
+    """transformers would ask on standard input, which may hold a list of videos."""
+    copy, marker = shutil.copytree(folder, tmp_path / "stranger"), tmp_path / "was-run"
+    (copy / "own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: pass\n")
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModel": "own.Own"}}
+    (copy / "config.4.0.0.json").write_text(json.dumps(own))
+    usual = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(usual | {"configuration_files": ["config.4.0.0.json"]}))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\n"))
+    with pytest.raises(BackboneError, match=r"AllocEmbed runs none|custom code"):
+        load(str(copy))
+    assert not marker.exists()
+    assert sys.stdin.read() == "y\ny\n"
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,11 @@ def test_a_run_that_is_stopped_keeps_what_is_finished_and_leaves_no_half_files(t
 
 def test_names_cannot_speak_to_the_terminal(tmp_path):
     shutil.copy(write_video(tmp_path / "a.mp4"), tmp_path / "esc\x1b[31m\nred.mp4")
-    (tmp_path / "bad\x1b[31m.mp4").touch()
+    (tmp_path / "bad\x1b[31m\nleft out.mp4").touch()
+    (tmp_path / "esc\x1b[31m\nred.srt").write_text("1\n00:00:00,000 --> 00:00:01,000\na red \x9b31mcar\n")
     shown = run("index", tmp_path, "--to", tmp_path / "index", "-b", "nano-qwen3")
     listed = run("index", "ls", tmp_path / "index")
     assert "esc\\x1b[31m\\nred.mp4" in listed.stdout and len(listed.stdout.splitlines()) == 2
-    assert "bad\\x1b[31m.mp4" in shown.stderr and "\x1b[31m" not in listed.stdout + shown.stderr
+    assert "bad\\x1b[31m\\nleft out.mp4" in shown.stderr and "\x1b[31m" not in listed.stdout + shown.stderr
+    found = run("search", tmp_path / "index", "red car", "--said")
+    assert "\\x9b31m" in found.stdout and "\x9b" not in found.stdout

@@ -15,7 +15,7 @@ from allocembed.search.said.lines import TextSource
 from allocembed.search.said.subtitles import Line
 from allocembed.search.verify import verify
 from tests.command import run
-from tests.object_storage import proxy_of, upload
+from tests.object_storage import proxy_of, request, upload
 
 
 @pytest.fixture
@@ -43,6 +43,17 @@ def test_videos_in_a_bucket_get_the_same_vectors_in_an_index_in_a_bucket(bucket,
         assert all(np.array_equal(one.vector, two.vector) for one, two in zip(found, expected, strict=True))
     assert not wanted and verify(remote) == []
     assert remote.search("a dog")[0].path.startswith(videos)
+
+
+def test_keys_that_no_client_accepts_do_not_hide_the_other_objects(bucket, object_server):
+    name = bucket.removeprefix("s3://")
+    for key in ("a/1.mp4", "a//2.mp4", "a/z.mp4", "b/../3.mp4", "c/%01.mp4", "d/4.mp4"):
+        request(object_server.port, "PUT", f"/{name}/{key}", b"x")
+    found, unread = find_videos([bucket])
+    assert [file.path for file in found] == [f"{bucket}/a/1.mp4", f"{bucket}/a/z.mp4", f"{bucket}/d/4.mp4"]
+    assert len(unread) == 3 and all("rename the object" in cause for cause in unread.values())
+    with pytest.raises(OSError, match="rename the object"):
+        look(f"{bucket}/a//2.mp4")
 
 
 def test_objects_that_change_or_vanish_are_noticed(bucket, videos, config, embedder):

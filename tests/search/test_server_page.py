@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -250,11 +252,12 @@ def test_a_picture_that_is_too_large_is_refused_before_it_is_read(client, monkey
     assert reply.status == 413
 
 
-def test_a_small_file_that_would_be_a_huge_picture_is_not_decoded(client, monkeypatch):
+@pytest.mark.parametrize("size", [(60_000, 60_000), (1, 50_000_000)])
+def test_a_small_file_that_would_be_a_huge_picture_is_not_decoded(client, monkeypatch, size):
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 0, 0, 0, 0))
     bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("it was decoded"))
     assert send(client, bomb, "image/png").status in (400, 413)
@@ -264,6 +267,19 @@ def test_a_large_photo_is_made_small_before_it_is_embedded():
     small = Image.open(io.BytesIO(uploads.shrink(jpeg((6000, 400)))))
     assert small.size == (2048, 137)
     assert uploads.shrink(jpeg()) == jpeg()
+
+
+@pytest.mark.slow
+def test_the_largest_picture_takes_little_more_than_its_pixels(tmp_path):
+    Image.new("RGBA", (7000, 7000), (1, 2, 3, 4)).save(tmp_path / "large.png")
+    script = (
+        "import resource, sys; from allocembed.search.web.uploads import shrink\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+        "data = open(sys.argv[1], 'rb').read(); before = peak(); shrink(data); print(peak() - before)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "large.png")]
+    grown = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert grown < 600, "megabytes: its pixels take 196, and twice as much while it is made small"
 
 
 @pytest.mark.parametrize("side", [uploads.SIDE - 8, uploads.SIDE + 8])

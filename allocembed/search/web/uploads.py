@@ -13,7 +13,8 @@ from allocembed.video.images import pillow_to_rgb
 
 KINDS = {"image/jpeg": "JPEG", "image/png": "PNG", "image/webp": "WEBP"}
 LARGEST = 16 * 2**20  # bytes of a picture as it is sent
-PIXELS = 50_000_000  # a phone's photo has 12 to 50 million; decoded, these are 150 MB
+PIXELS = 50_000_000  # a phone's photo has 12 to 50 million; decoded, these are 200 MB at most
+LONGEST = 20_000  # pixels on a side: rows cost memory too, and a file of a few bytes may state millions
 SIDE = 2048  # pixels: more than any model reads
 UPLOADS = 8  # bodies in memory at the same time
 
@@ -62,16 +63,29 @@ def shrink(data: bytes) -> bytes:
     try:
         with Image.open(io.BytesIO(data), formats=list(KINDS.values())) as picture:
             width, height = picture.size
-            if width * height > PIXELS:
+            if width * height > PIXELS or max(width, height) > LONGEST:
                 raise HTTPException(413, f"the picture has {width} × {height} pixels: make it smaller")
             if max(width, height) <= SIDE:
                 picture.load()
                 return data
             picture.draft("RGB", (SIDE, SIDE))  # a JPEG is decoded at a fraction of its size
-            upright = Image.fromarray(pillow_to_rgb(picture))
-            upright.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
+            # Made small first, because conversions hold several copies.
+            upright = Image.fromarray(pillow_to_rgb(_made_small(picture)))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise HTTPException(400, "cannot read the picture: it is damaged, or no JPEG, PNG or WebP") from error
     made = io.BytesIO()
     upright.save(made, format="BMP")  # without compression: it does not leave this process
     return made.getvalue()
+
+
+def _made_small(picture: Image.Image) -> Image.Image:
+    """A copy of at most `SIDE` pixels on its longer side, with the metadata that says how it is turned."""
+    palette = picture.mode in ("P", "1")
+    colours = picture.convert("RGBA" if picture.has_transparency_data else "RGB") if palette else picture
+    scale = SIDE / max(picture.size)
+    size = [max(1, round(side * scale)) for side in picture.size]
+    # Sixteen-bit grey has no filter for reducing.
+    gap = None if picture.mode.startswith("I") else 2
+    small = colours.resize((size[0], size[1]), Image.Resampling.BICUBIC, reducing_gap=gap)
+    small.info = picture.info
+    return small
