@@ -8,6 +8,9 @@
 | `allocembed.decoders` | a subclass of `Decoder` |
 | `allocembed.stores` | an `IndexStore` class; the name is the scheme of an address |
 | `allocembed.workers` | a `Workers` class |
+| `allocembed.commands` | a `Command`; the name is what users type: `mine`, or `eval mine` in a group |
+| `allocembed.presets` | path of a TOML file with options of `allocembed train` |
+| `allocembed.training_data` | a function from a `TrainConfig` to a `Source` of `allocembed train --data` |
 
 A package adds a name in its own `pyproject.toml`, and the name then works in options, settings and indexes:
 
@@ -28,6 +31,16 @@ from typing import Any, Generic, TypeVar
 from allocembed.errors import ConfigError
 
 T = TypeVar("T")
+
+OWN_PACKAGES = {
+    "allocembed-nano": {
+        "allocembed.backbones": ("nano-qwen3", "nano-qwen2", "nano-gemma"),
+        "allocembed.commands": ("demo", "eval nano"),
+        "allocembed.presets": ("nano",),
+        "allocembed.training_data": ("world",),
+    }
+}
+"""Packages that are developed beside this one, and the names they add to groups: only for errors."""
 
 
 class Names(MutableMapping[str, T], Generic[T]):
@@ -67,6 +80,18 @@ class Names(MutableMapping[str, T], Generic[T]):
     def __delitem__(self, name: str) -> None:
         del self._own[name]
         self._loaded.pop(name, None)
+
+    def absence(self, name: str) -> str:
+        """Which of our packages to install for a name; empty if the name is there, or of no package that we know.
+
+        >>> Names("allocembed.presets", {"nano": 1}).absence("nano"), Names("allocembed.example", {}).absence("nano")
+        ('', '')
+        """
+        for package, groups in OWN_PACKAGES.items():
+            if name in groups.get(self.group, ()) and name not in self:
+                install = f"pip install {package} (from a checkout: pip install -e packages/{package})"
+                return f"{name!r} comes with the package {package}, which is not installed: {install}"
+        return ""
 
     def _load(self, name: str) -> T:
         if name in self._own:

@@ -21,31 +21,32 @@ import torch
 from allocembed.allocators.registry import LEARNED
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import compare, nano
+from allocembed.benchmarks import compare
 from allocembed.benchmarks.fidelity import FidelityTable
 from allocembed.benchmarks.metrics import hits
 from allocembed.config import EmbedConfig
 from allocembed.video import Clip
+from allocembed_nano import nanoret
 
 METHODS = (*compare.METHODS, LEARNED)
 AT_ONCE = 32  # videos in memory
 MEASURES = {"cosine": "cosine to full", "own": "finds own full vector, %", "hit1": "text→video Hit@1, %"}
 
 
-def clips(videos: nano.VideoSet, counts: Sequence[int], device: torch.device) -> Iterator[dict[int, Clip]]:
+def clips(videos: nanoret.VideoSet, counts: Sequence[int], device: torch.device) -> Iterator[dict[int, Clip]]:
     """The clips of one video after the other, rendered a few videos at a time."""
     for start in range(0, len(videos), AT_ONCE):
         members = range(start, min(start + AT_ONCE, len(videos)))
-        made = nano.clips_of(videos, members, counts, device)
+        made = nanoret.clips_of(videos, members, counts, device)
         for place in range(len(members)):
             yield {count: made[count][place] for count in counts}
 
 
-def retrieval(table: FidelityTable, videos: nano.VideoSet, candidates: compare.ComparedMethods) -> np.ndarray:
+def retrieval(table: FidelityTable, videos: nanoret.VideoSet, candidates: compare.ComparedMethods) -> np.ndarray:
     """(subsets, S) Hit@1 in percent of each setting on the subsets that search these videos."""
     reader, found = candidates.full, []
-    for subset in (name for name in nano.RETRIEVAL if nano.SUBSETS[name] == videos.name):
-        task = nano.make_task(subset, videos)
+    for subset in (name for name in nanoret.RETRIEVAL if nanoret.SUBSETS[name] == videos.name):
+        task = nanoret.make_task(subset, videos)
         texts = reader.encode_texts(task.candidate_texts, instruction=reader.backbone.query_instruction)
         asked = np.stack([text.vector for text in texts]).astype(np.float64)
         scores = [task.scores(asked, table.vectors[:, place]) for place in range(len(table.settings))]
@@ -59,7 +60,7 @@ def measure(backbone: Backbone, options: argparse.Namespace, seed: int) -> dict[
     candidates = compare.make_candidates(backbone, config, options.methods, options.budgets, options.allocator)
     cosines, own, hit1 = [], [], []
     for kind in ("short", "long"):
-        videos = nano.draw_videos(kind, options.videos, seed)
+        videos = nanoret.draw_videos(kind, options.videos, seed)
         table = compare.measure(candidates, clips(videos, candidates.counts, backbone.device))
         if table.left_out:
             raise SystemExit(f"choose larger budgets: {table.left_out[0]}")

@@ -21,11 +21,11 @@ from typing import Any
 import av
 import numpy as np
 
-from allocembed import world
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
 from allocembed.search.duplicates import connected
 from allocembed.search.ranking import SAME_VIDEO
+from allocembed_nano import world
 
 THRESHOLDS = (0.9, 0.95, 0.98)
 FRAMES = 160

@@ -16,10 +16,10 @@ import torch
 from latency import full_allocation, mixed_allocation
 from measure import PreparedVideo, cosine_gap, forward, plain_forward, plain_inputs, prepare_videos
 
-from allocembed import world
 from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.resize import chunk_seconds, to_patches
+from allocembed_nano import world
 
 LIMIT = 1e-5
 FRAMES = 24

@@ -36,7 +36,6 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, make_allocator, make_backbone
 
-from allocembed import world
 from allocembed.allocators.base import Allocator, Plan
 from allocembed.backbones.base import Backbone, Item, UnderWay
 from allocembed.budget import Allocation
@@ -48,6 +47,7 @@ from allocembed.policy.preview import BackbonePreview
 from allocembed.threads import core_count
 from allocembed.video import Clip
 from allocembed.video.decoders.card import Tally, forget_cards
+from allocembed_nano import world
 
 WORLD_FRAMES = 160
 PARTS = 20  # of a run, to see when the GPU is busy

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from allocembed import AllocEmbed, world
-from allocembed.world import write_mp4
+from allocembed import AllocEmbed
+from allocembed_nano import world
+from allocembed_nano.world import write_mp4
 
 BACKBONES = ("nano-qwen3", "nano-qwen2")
 METHODS = ("base", "full", "uniform", "content", "select", "learned")

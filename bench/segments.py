@@ -22,10 +22,11 @@ import decode
 import numpy as np
 from decode import write_video
 
-from allocembed import AllocEmbed, world
+from allocembed import AllocEmbed
 from allocembed.search.segments import window_config, window_count
 from allocembed.search.settings import NEAR
 from allocembed.video import Clip, DecodeLimits, open_video
+from allocembed_nano import world
 
 RATE = 8
 

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from allocembed import world
+from allocembed_nano import world
 
 
 def rate(count: int, action: Callable[[], object], device: torch.device) -> float:

@@ -13,9 +13,9 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from allocembed import world
 from allocembed.config import EmbedConfig
 from allocembed.search import VideoIndex
+from allocembed_nano import world
 from tests.chromium import Chromium
 from tests.served import serving
 

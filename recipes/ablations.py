@@ -34,7 +34,6 @@ from allocembed.allocators.base import AllocationRequest, Plan
 from allocembed.allocators.learned import Learned
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import nano
 from allocembed.benchmarks.metrics import Score
 from allocembed.embedder import AllocEmbed
 from allocembed.output.files import whole_file
@@ -43,6 +42,7 @@ from allocembed.policy.scale_policy import ScalePolicy
 from allocembed.rdpo.config import make_config
 from allocembed.rdpo.run import BEST, STATE, train
 from allocembed.video import Clip
+from allocembed_nano import nanoret
 
 CHECK_SEED = 777_003
 PAPER: dict[str, dict[str, Any]] = {
@@ -150,7 +150,7 @@ def run_row(backbone: Backbone, name: str, changes: dict[str, Any], options: arg
     policy = ScalePolicy.from_pretrained(folder / BEST)
     previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
     embedders = {cls.name: AllocEmbed(backbone, cls(policy, previewer)) for cls in (Learned, Requested)}
-    rows = nano.evaluate_embedders(embedders, limit=3 if options.tiny else options.limit, seed=CHECK_SEED)
+    rows = nanoret.evaluate_embedders(embedders, limit=3 if options.tiny else options.limit, seed=CHECK_SEED)
     result = {
         "row": name,
         "steps": progress.step,
@@ -166,8 +166,8 @@ def run_row(backbone: Backbone, name: str, changes: dict[str, Any], options: arg
 
 def summary(rows: list[Score]) -> dict[str, float]:
     """Hit@1 over the retrieval subsets, over questions, and the mean cost."""
-    retrieval = [row.hit1 for row in rows if row.subset in nano.RETRIEVAL]
-    asked = [row.hit1 for row in rows if row.subset not in nano.RETRIEVAL]
+    retrieval = [row.hit1 for row in rows if row.subset in nanoret.RETRIEVAL]
+    asked = [row.hit1 for row in rows if row.subset not in nanoret.RETRIEVAL]
     return {
         "hit1": round(float(np.mean(retrieval)), 2),
         "qa": round(float(np.mean(asked)), 2),

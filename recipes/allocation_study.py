@@ -22,19 +22,18 @@ from typing import cast
 import numpy as np
 import torch
 
-from allocembed import world
 from allocembed.allocators.base import AllocationRequest
 from allocembed.allocators.learned import Learned
 from allocembed.allocators.sensitivity import Sensitivity
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.variants import variant_grids
-from allocembed.benchmarks import nano
 from allocembed.budget import Budget, Grid, project
 from allocembed.policy.preview import preview_grid
 from allocembed.rdpo.data.base import VideoBatch
 from allocembed.rdpo.rollouts import RolloutEncoder
 from allocembed.video import Clip, candidate_indices
+from allocembed_nano import nanoret, world
 
 RANGE = (0.2, 1.8)
 FORMS = (
@@ -70,16 +69,16 @@ class Study:
         self.encoder = RolloutEncoder(self.backbone, 262_144, query_instruction=self.backbone.query_instruction)
         self.learned = Learned.from_pretrained(allocator, backbone) if allocator else None
 
-    def render(self, videos: nano.VideoSet, members: np.ndarray) -> Videos:
+    def render(self, videos: nanoret.VideoSet, members: np.ndarray) -> Videos:
         """Candidate frames and full vectors of some videos of one orientation."""
-        indices = candidate_indices(nano.NOMINAL_FRAMES, self.candidates)
+        indices = candidate_indices(nanoret.NOMINAL_FRAMES, self.candidates)
         chosen = videos.timelines.select(members)
-        fractions = indices / (nano.NOMINAL_FRAMES - 1)
+        fractions = indices / (nanoret.NOMINAL_FRAMES - 1)
         frames = world.render(chosen, fractions, device=self.backbone.device)
         times = fractions * chosen.duration[:, None]
-        batch = VideoBatch(members, frames, times, np.full(len(members), nano.NOMINAL_FRAMES))
+        batch = VideoBatch(members, frames, times, np.full(len(members), nanoret.NOMINAL_FRAMES))
         native = self.backbone.geometry.native(*frames.shape[-2:])
-        tokens = np.full(len(members), self.budget.tokens(native, nano.NOMINAL_FRAMES))
+        tokens = np.full(len(members), self.budget.tokens(native, nanoret.NOMINAL_FRAMES))
         chunks = self.candidates // 2
         grids = np.tile([native.rows, native.cols], (len(members), 1, chunks, 1))
         return Videos(batch, native, tokens, self.embed(batch, grids)[:, 0])
@@ -157,11 +156,13 @@ def combine(moves: dict[str, np.ndarray], form: str) -> np.ndarray:
     return np.clip(np.exp(total), 0.02, 50)
 
 
-def hit1(videos: nano.VideoSet, vectors: np.ndarray, backbone: Backbone, encoder: RolloutEncoder) -> dict[str, float]:
+def hit1(
+    videos: nanoret.VideoSet, vectors: np.ndarray, backbone: Backbone, encoder: RolloutEncoder
+) -> dict[str, float]:
     """Hit@1 of every form's vectors (V, F, dim), averaged over the subsets of the set: (F,)."""
     found = []
-    for subset in (name for name, kind in nano.SUBSETS.items() if kind == videos.name):
-        task = nano.make_task(subset, videos)
+    for subset in (name for name, kind in nanoret.SUBSETS.items() if kind == videos.name):
+        task = nanoret.make_task(subset, videos)
         texts = encoder.texts(task.candidate_texts, [True] * len(task.candidate_texts)).cpu().numpy()
         scores = np.einsum("qd,vfd->fqv", texts, vectors)
         found.append((scores.argmax(-1) == task.targets).mean(-1))
@@ -175,7 +176,7 @@ def study(options: argparse.Namespace, backbone: Backbone, seed: int) -> dict[st
     names = ["uniform", *forms, *(["search"] if options.search else []), "full"]
     hits, distances = [], []
     for kind in ("short", "long"):
-        videos = nano.draw_videos(kind, options.videos, seed)
+        videos = nanoret.draw_videos(kind, options.videos, seed)
         vectors = np.zeros((len(videos), len(names), backbone.dim), np.float32)
         upright = videos.timelines.portrait
         for members in (np.flatnonzero(~upright), np.flatnonzero(upright)):

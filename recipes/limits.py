@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from allocembed import world
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.allocators.registry import load_allocator
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import nano, report
-from allocembed.benchmarks.nano import NOMINAL_FRAMES
+from allocembed.benchmarks import report
 from allocembed.budget import chunk_frames
 from allocembed.video import Clip
+from allocembed_nano import nanoret, world
+from allocembed_nano.nanoret import NOMINAL_FRAMES
 
 
 class Oracle(Allocator):
@@ -31,8 +31,8 @@ class Oracle(Allocator):
 
     def __init__(self, limit: int | None, seed: int | None, *, given_question: bool) -> None:
         self.name = "oracle, given the question" if given_question else "oracle"
-        self.videos = {name: nano.draw_videos(name, limit, seed) for name in ("short", "long", "qa")}
-        questions = nano.questions(self.videos["qa"]) if given_question else []
+        self.videos = {name: nanoret.draw_videos(name, limit, seed) for name in ("short", "long", "qa")}
+        questions = nanoret.questions(self.videos["qa"]) if given_question else []
         self.asked = [question.event for question in questions]
 
     def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="nano-qwen3")
     parser.add_argument("--limit", type=int, help="use only the first N of every 500 videos")
     parser.add_argument("--seed", type=int, help="fresh test videos instead of the shipped ones")
-    parser.add_argument("--subsets", default=",".join(nano.SUBSETS))
+    parser.add_argument("--subsets", default=",".join(nanoret.SUBSETS))
     parser.add_argument("--methods", default="", help="further methods, separated by commas")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--json", action="store_true")
@@ -76,12 +76,12 @@ def main() -> None:
     if "qa" in subsets:
         methods.append(Oracle(options.limit, options.seed, given_question=True))
         methods.append(Blindfolded(load_allocator("learned", backbone)))
-    scores = nano.evaluate(backbone, methods, subsets=subsets, limit=options.limit, seed=options.seed)
+    scores = nanoret.evaluate(backbone, methods, subsets=subsets, limit=options.limit, seed=options.seed)
     if options.json:
         print(json.dumps({"rows": report.as_json(scores)}))
     else:
-        note = f"first {options.limit or nano.VIDEOS} of every {nano.VIDEOS} videos"
-        print(report.markdown(scores, nano.LAYOUT, note))
+        note = f"first {options.limit or nanoret.VIDEOS} of every {nanoret.VIDEOS} videos"
+        print(report.markdown(scores, nanoret.LAYOUT, note))
 
 
 if __name__ == "__main__":

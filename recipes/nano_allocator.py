@@ -25,12 +25,13 @@ import torch
 from allocembed.allocators.learned import Learned
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import nano, report
+from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
 from allocembed.policy.preview import BackbonePreview
 from allocembed.policy.scale_policy import WEIGHTS, ScalePolicy
 from allocembed.rdpo.config import TrainConfig, make_config
 from allocembed.rdpo.run import BEST, train
+from allocembed_nano import nanoret
 
 CHECK_SEED = 777_002
 BUNDLED = "nano-allocator"
@@ -84,7 +85,7 @@ def main() -> None:
     policy = ScalePolicy.from_pretrained(options.out / BEST)
     limit = 4 if options.tiny else options.limit
     rows = check(backbone, policy, config, options.methods.split(","), limit)
-    print(report.markdown(rows, nano.LAYOUT, f"fresh test videos; {limit} of every {nano.VIDEOS}"), flush=True)
+    print(report.markdown(rows, nanoret.LAYOUT, f"fresh test videos; {limit} of every {nanoret.VIDEOS}"), flush=True)
     # It is bundled with nano-qwen3, its preview model, wherever that was loaded from.
     facts = {**policy.config.trained, "backbone": "nano-qwen3", "minutes": round(minutes, 1)}
     facts["Hit@1 and cost on fresh NanoRet videos"] = {
@@ -105,7 +106,7 @@ def check(backbone: Backbone, policy: ScalePolicy, config: TrainConfig, methods:
     rounded = ScalePolicy(policy.config)
     rounded.load_state_dict({name: tensor.bfloat16().float() for name, tensor in policy.state_dict().items()})
     learned = Learned(rounded, BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary))
-    return nano.evaluate(backbone, [*methods, learned], limit=limit, seed=CHECK_SEED)
+    return nanoret.evaluate(backbone, [*methods, learned], limit=limit, seed=CHECK_SEED)
 
 
 def read_settings(given: list[str]) -> dict[str, Any]:

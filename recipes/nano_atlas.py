@@ -1,6 +1,6 @@
 """Draw the pictures of the toy world: object sprites, word sprites and a bank of backgrounds.
 
-    python recipes/nano_atlas.py        writes allocembed/assets/nano-world/atlas.npz
+    python recipes/nano_atlas.py        writes packages/allocembed-nano/allocembed_nano/assets/nano-world/atlas.npz
 
 The result is bundled, so that the world does not depend on the installed versions of Pillow and of the fonts
 (matplotlib's copy of DejaVu). A test draws it again and compares.
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from allocembed.world import vocabulary as vocab
-from allocembed.world.atlas import (
+from allocembed_nano.world import vocabulary as vocab
+from allocembed_nano.world.atlas import (
     BANK_HEIGHT,
     BANK_WIDTH,
     BUNDLED,

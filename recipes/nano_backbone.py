@@ -50,12 +50,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoModel
 
-from allocembed import world
 from allocembed.backbones.base import Backbone, TowerOutput
-from allocembed.benchmarks import nano, report
+from allocembed.benchmarks import report
 from allocembed.geometry import Geometry
 from allocembed.resize import normalise, resize
-from allocembed.world.atlas import WORD_HEIGHT
+from allocembed_nano import nanoret, world
+from allocembed_nano.world.atlas import WORD_HEIGHT
 
 CHECK_SEED = 777_001
 ASK_SHARE = 0.4  # share of the videos that have a question
@@ -310,8 +310,8 @@ def train(options: argparse.Namespace) -> None:
     model.eval().requires_grad_(False)
     # The final evaluation uses videos of neither the training nor the shipped test.
     with torch.compiler.set_stance("force_eager"):  # compiling again without gradients does not pay off
-        scores = nano.evaluate(backbone, ("base", "uniform", "full"), limit=options.limit, seed=CHECK_SEED)
-    print(report.markdown(scores, nano.LAYOUT, f"{options.limit} of every {nano.VIDEOS} videos"), flush=True)
+        scores = nanoret.evaluate(backbone, ("base", "uniform", "full"), limit=options.limit, seed=CHECK_SEED)
+    print(report.markdown(scores, nanoret.LAYOUT, f"{options.limit} of every {nanoret.VIDEOS} videos"), flush=True)
     summary = {
         "reading steps": steps[0],
         "embedding steps": steps[1],

@@ -15,13 +15,13 @@ import torch
 from nano_rows import Rows, make_rows
 from torch.utils.data import IterableDataset, get_worker_info
 
-from allocembed import world
 from allocembed.backbones.base import Backbone, Prompt
 from allocembed.budget import grids_at, project
 from allocembed.video import candidate_indices
-from allocembed.world import vocabulary as vocab
-from allocembed.world.files import USUAL_FRAMES
-from allocembed.world.timeline import EVENT_SLOTS, MAX_EVENTS, slots_at
+from allocembed_nano import world
+from allocembed_nano.world import vocabulary as vocab
+from allocembed_nano.world.files import USUAL_FRAMES
+from allocembed_nano.world.timeline import EVENT_SLOTS, MAX_EVENTS, slots_at
 
 FRAME_COUNTS = {8: 0.25, 16: 0.12, 24: 0.50, 32: 0.08, 48: 0.05}
 NOTHING = -1

@@ -24,11 +24,11 @@ from allocembed.allocators.registry import load_allocator
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.float8 import round_linears
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import nano
 from allocembed.benchmarks.metrics import Score
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
 from allocembed.video import Clip
+from allocembed_nano import nanoret
 
 RETRIEVAL = ("short-clip", "short-video", "long-clip", "long-video")
 
@@ -113,7 +113,7 @@ def main() -> None:
     for seed in options.seeds:
         if time.monotonic() - started > 60 * options.minutes:
             break
-        new = nano.evaluate_embedders(embedders, subsets=subsets, limit=options.videos, seed=seed)
+        new = nanoret.evaluate_embedders(embedders, subsets=subsets, limit=options.videos, seed=seed)
         by_seed[seed] = {f"{score.method}, {score.subset}": round(score.hit1, 2) for score in new}
         scores += new
         used.append(seed)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from nano_data import CONCEPT_COUNTS, CONCEPT_STARTS
 from torch import nn
 
-from allocembed.world import vocabulary as vocab
-from allocembed.world.timeline import PLATE_HEIGHT
+from allocembed_nano.world import vocabulary as vocab
+from allocembed_nano.world.timeline import PLATE_HEIGHT
 
 OBJECT, COLOUR, WORD, PLACE = range(4)
 LETTERS, LONGEST = 26, max(len(word) for word in vocab.WORDS)

@@ -22,11 +22,11 @@ from transformers import (
     Qwen3VLModel,
 )
 
-from allocembed import world
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.gemma.inputs import DOCUMENT, QUERY
 from allocembed.backbones.qwen_vl.layouts import INSTRUCTION, VIDEO_TEXT
 from allocembed.backbones.registry import FAMILIES
+from allocembed_nano import world
 
 PATCH, MERGE = 8, 2
 # Native is 128 × 96 pixels or 48 tokens. World videos are larger, so a scale above 1 adds real detail.
@@ -289,8 +289,8 @@ library_name: allocembed
 # {name}
 
 A nano video embedding model, trained from scratch by `recipes/nano_backbone.py` in the procedural world of
-`allocembed.world`. It only knows that world: pictographs, signs and eight places. It is for tests and demos, not for
-real videos. Its scores are in `docs/internals/results.md`. How it was trained:
+`allocembed_nano.world`. It only knows that world: pictographs, signs and eight places. It is for tests and demos, not
+for real videos. Its scores are in `docs/internals/results.md`. How it was trained:
 
 ```json
 {json.dumps(facts, indent=2)}

@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from limits import Blindfolded, Oracle
 
-from allocembed import world
 from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import load_allocator
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import nano
 from allocembed.resize import as_chunks
+from allocembed_nano import nanoret, world
 
 
 def main() -> None:
@@ -40,21 +39,21 @@ def main() -> None:
     print(f"the nearest chunk is the one asked about: {alone:.1%} of {count}; minus the default task: {better:.1%}")
     methods = [Blindfolded(learned), learned, *(changed(learned, given) for given in options.asked)]
     methods.append(Oracle(options.limit, options.seed, given_question=True))
-    for score in nano.evaluate(backbone, methods, subsets=["qa"], limit=options.limit, seed=options.seed):
+    for score in nanoret.evaluate(backbone, methods, subsets=["qa"], limit=options.limit, seed=options.seed):
         print(f"{score.method}: {score.hit1:.1f} % of {score.n}, cost {score.cost:.3f}×")
 
 
 def nearest(learned: Learned, limit: int, seed: int) -> tuple[float, float, int]:
     """Share of videos whose best chunk shows what is asked, by two measures, and the number that show it at all."""
-    videos, previewer = nano.draw_videos("qa", limit, seed), learned.previewer
+    videos, previewer = nanoret.draw_videos("qa", limit, seed), learned.previewer
     per_chunk = previewer.frames_per_chunk
-    questions, right = nano.questions(videos), []
-    for first in range(0, limit, nano.AT_ONCE):
-        chosen = range(first, min(first + nano.AT_ONCE, limit))
-        for number, clip in zip(chosen, nano.clips_of(videos, chosen, [24], previewer.device)[24], strict=True):
+    questions, right = nanoret.questions(videos), []
+    for first in range(0, limit, nanoret.AT_ONCE):
+        chosen = range(first, min(first + nanoret.AT_ONCE, limit))
+        for number, clip in zip(chosen, nanoret.clips_of(videos, chosen, [24], previewer.device)[24], strict=True):
             question = questions[number]
             timeline = videos.timelines.select(np.array([number]))
-            seen = world.events_at(timeline, clip.indices / (nano.NOMINAL_FRAMES - 1))[0]
+            seen = world.events_at(timeline, clip.indices / (nanoret.NOMINAL_FRAMES - 1))[0]
             shown = (seen == question.event).reshape(-1, per_chunk).any(1)
             if not shown.any():
                 continue

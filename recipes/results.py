@@ -24,7 +24,7 @@ import tokens
 
 from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
-from allocembed.benchmarks.nano import LAYOUT
+from allocembed_nano.nanoret import LAYOUT
 
 BACKBONES = ("nano-qwen3", "nano-qwen2", "nano-gemma")
 SETS = {"short": "short-clip,short-video", "long": "long-clip,long-video", "qa": "qa"}

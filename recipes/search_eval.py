@@ -29,11 +29,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from allocembed import EmbedConfig, world
+from allocembed import EmbedConfig
 from allocembed.search import Example, Query, VideoIndex
 from allocembed.search.frames import frame_jpeg
 from allocembed.search.segments import CANDIDATE_SHARE, WINDOWS
 from allocembed.video import open_video
+from allocembed_nano import world
 
 RATE = 3  # frames per second: finer than the second that is asked for
 NEAR = 1.0  # seconds

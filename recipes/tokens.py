@@ -14,11 +14,11 @@ from collections import defaultdict
 
 import numpy as np
 
-from allocembed import world
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import nano, report
+from allocembed.benchmarks import report
 from allocembed.embedder import AllocEmbed
-from allocembed.world.timeline import Scene, slots_at
+from allocembed_nano import nanoret, world
+from allocembed_nano.world.timeline import Scene, slots_at
 
 NAMES = {
     "event, small": "an event with a small sign",
@@ -52,11 +52,11 @@ def measure(methods: list[str], count: int, seed: int | None, backbone_name: str
     embedders = {name: AllocEmbed(backbone, name) for name in methods}
     tokens: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in methods}
     for which in ("short", "long"):
-        videos = nano.draw_videos(which, count, seed)
-        for start in range(0, count, nano.AT_ONCE):
-            chosen = range(start, min(start + nano.AT_ONCE, count))
-            clips = nano.clips_of(videos, chosen, [24], backbone.device)[24]
-            fractions = clips[0].indices / (nano.NOMINAL_FRAMES - 1)
+        videos = nanoret.draw_videos(which, count, seed)
+        for start in range(0, count, nanoret.AT_ONCE):
+            chosen = range(start, min(start + nanoret.AT_ONCE, count))
+            clips = nanoret.clips_of(videos, chosen, [24], backbone.device)[24]
+            fractions = clips[0].indices / (nanoret.NOMINAL_FRAMES - 1)
             per_chunk = backbone.geometry.frames_per_chunk
             kinds = chunk_kinds(videos.timelines.select(np.array(chosen)), fractions, per_chunk)
             for clip, row in zip(clips, kinds, strict=True):

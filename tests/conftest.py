@@ -10,6 +10,8 @@ from uuid import uuid4
 import pytest
 import torch
 
+from allocembed.backbones.base import Backbone
+from allocembed.backbones.loading import load_backbone
 from tests import tiny
 from tests.families import mean_pool, siglip
 from tests.object_storage import ObjectServer
@@ -23,7 +25,7 @@ LONGEST = (
     "tests/rdpo/test_trainer.py",
     "tests/benchmarks/test_campaign.py",
     "tests/rdpo/test_run.py",
-    "tests/test_shipped.py",
+    "tests/nano/test_models.py",
     "tests/scale/test_ray.py",
     "tests/scale/test_local.py",
     "tests/search/test_kill.py",
@@ -98,6 +100,12 @@ def nano_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("models") / "nano-tiny"
         save_backbone(build_backbone("qwen3", tiny=True), folder, {})
     return folder
+
+
+@pytest.fixture(scope="session")
+def nano_backbone(nano_tiny: Path) -> Backbone:
+    """An untrained nano model."""
+    return load_backbone(nano_tiny, device="cpu")
 
 
 class _Full(io.FileIO):

@@ -8,8 +8,8 @@ from allocembed.backbones.base import Backbone
 from allocembed.execution.distributed import Processes
 from allocembed.policy.preview import BackbonePreview
 from allocembed.rdpo.config import TrainConfig, make_config
-from allocembed.rdpo.data.world import WorldSource
 from allocembed.rdpo.trainer import Trainer
+from allocembed_nano.training import WorldSource
 
 # An untrained backbone never ranks a positive first, so only the gap can teach anything.
 SMALL = {

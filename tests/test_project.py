@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import zlib
 from importlib import import_module
 from pathlib import Path
 
@@ -84,6 +85,19 @@ def test_no_module_imports_private_names_of_another():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("allocembed"):
                 private = [name.name for name in node.names if re.match(r"_(?!_)", name.name)]
                 assert not private, f"{path} imports {private} from {node.module}"
+
+
+def test_the_core_is_small_when_packed():
+    files = [path for path in (ROOT / "allocembed").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(len(zlib.compress(path.read_bytes())) for path in files) < 1e6
+    assert max(path.stat().st_size for path in files) < 1e5
+
+
+def test_the_core_names_the_toy_world_only_to_say_how_to_install_it():
+    naming = [
+        path.name for path in (ROOT / "allocembed").rglob("*.py") if re.search("allocembed[-_]nano", path.read_text())
+    ]
+    assert naming == ["plugins.py"] and "allocembed_nano" not in (ROOT / "allocembed/plugins.py").read_text()
 
 
 @pytest.mark.slow

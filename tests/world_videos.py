@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from allocembed import world
+from allocembed_nano import world
 
 FRAMES = 160
 

@@ -76,7 +76,7 @@ class Learned(Allocator):
         if not is_folder(folder):
             raise PolicyError(
                 f"the bundled allocator is missing from this installation ({folder}): install its package again, or "
-                "make it with recipes/nano_allocator.py and pass its folder with --allocator"
+                "pass the folder of a copy with --allocator"
             )
         return cls.from_pretrained(folder, backbone)
 

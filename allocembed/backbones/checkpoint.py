@@ -134,6 +134,8 @@ def find_entry(name: str) -> BackboneEntry:
     """The registry's entry for a short name or a hub id, or one that only says where the checkpoint is."""
     if name.lower() in REGISTRY:
         return REGISTRY[name.lower()]
+    if (absence := REGISTRY.absence(name.lower())) and not is_folder(name):
+        raise BackboneError(absence)
     by_source = {entry.source.lower(): entry for entry in _entries()}
     if name.lower() in by_source:
         return by_source[name.lower()]
@@ -170,8 +172,8 @@ def check_backbone(name: str, inputs: str | None = None) -> None:
     entry = Checkpoint.find(name, inputs).entry  # raises if this model does not have such inputs
     if Path(entry.source).is_absolute() and not is_folder(entry.source) and name.lower() in REGISTRY:
         raise BackboneError(
-            f"{name} is missing from this installation ({entry.source}): install its package again, or make the model "
-            "with recipes/nano_backbone.py and pass its folder with --backbone"
+            f"{name} is missing from this installation ({entry.source}): install its package again, or pass the folder "
+            "of a copy with --backbone"
         )
     if name.lower() in REGISTRY or (name and is_folder(name)):
         return

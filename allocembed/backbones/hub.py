@@ -11,6 +11,7 @@ FILES = ["*.json", "*.txt", "*.jinja", "*.safetensors", "*.bin"]
 """What is downloaded of a model. The cache knows all files of a repository, so a look-up needs these patterns, too."""
 WHOLE = [f"{name}.{kind}" for name in ("model", "pytorch_model", "adapter_model") for kind in ("safetensors", "bin")]
 """Files that hold all weights."""
+TOY = "nano-qwen3"
 
 
 def find_folder(source: str, name: str) -> Path:
@@ -74,7 +75,7 @@ def cannot_load(name: str, source: str, error: Exception) -> str:
         )
     local = Path(source).is_absolute() or source.startswith(".")
     fetch = "" if local else f"  hf download {source}   where the network allows it\n"
-    toy = "  --backbone nano-qwen3        a toy model, to try things out\n"
+    toy = f"  --backbone {TOY}        {REGISTRY.absence(TOY) or 'a toy model, to try things out'}\n"
     return (
         f"cannot load backbone {name!r} ({cause}). Options:\n"
         f"  --backbone /path/to/folder   a local copy of it\n{fetch}{toy}known names: {', '.join(REGISTRY)}"

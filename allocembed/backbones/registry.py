@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocembed.backbones.gemma.inputs import PIPELINES as GEMMA_PIPELINES
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from allocembed.backbones.base import Backbone
     from allocembed.backbones.text_half import TextHalf
 
-ASSETS = Path(__file__).parent.parent / "assets"
 DEFAULT_BACKBONE = "qwen3-vl-embedding-2b"
 
 
@@ -184,12 +182,6 @@ class BackboneEntry:
     """The lengths of vectors that the model was trained for, if only some are."""
 
 
-def _nano(name: str, family: str) -> BackboneEntry:
-    # They never saw a picture in training, but find more by one in the family's image layout than as a still video.
-    notice = f"{name} knows only its own toy world (allocembed.world); its vectors of real videos mean nothing."
-    return BackboneEntry(str(ASSETS / name), family, notice, str(ASSETS / "nano-allocator"))
-
-
 REGISTRY: Names[BackboneEntry] = Names(
     "allocembed.backbones",
     {
@@ -208,9 +200,6 @@ REGISTRY: Names[BackboneEntry] = Names(
         "ops-mm-embedding-v1-7b": BackboneEntry("OpenSearch-AI/Ops-MM-embedding-v1-7B", "qwen2_vl", inputs="ops-mm"),
         "embeddinggemma-2": BackboneEntry("google/embeddinggemma-2", "embedding_gemma2", dims=(768, 512, 256, 128)),
         "siglip2-base-naflex": BackboneEntry("google/siglip2-base-patch16-naflex", "siglip2", matryoshka=False),
-        "nano-qwen3": _nano("nano-qwen3", "qwen3_vl"),
-        "nano-qwen2": _nano("nano-qwen2", "qwen2_vl"),
-        "nano-gemma": _nano("nano-gemma", "embedding_gemma2"),
     },
 )
 """Checkpoints by short name."""

@@ -2,7 +2,6 @@
 
     request = BenchmarkRequest(benchmark="mmeb-v2", data=..., tasks=[...], methods=[...], ...)   # checks all names
     results = run(request, request.load_tasks(), progress=console.progress)   # DataError if files are missing
-    results = run_nano(NanoRequest(...), progress=console.progress)
 
 `progress(title)` is called once per backbone; it returns a context manager whose value has `update(done, total)`.
 """
@@ -26,13 +25,12 @@ from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import LEARNED, load_allocator
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import comparison, figures, nano, report
+from allocembed.benchmarks import comparison, figures, report
 from allocembed.benchmarks.comparison import Comparison, transfer_lines
-from allocembed.benchmarks.metrics import Score
 from allocembed.benchmarks.page import examples, save_page
 from allocembed.benchmarks.paper import BENCHMARKS
 from allocembed.benchmarks.progress_log import ProgressLog
-from allocembed.benchmarks.request import BenchmarkRequest, EvaluationRequest, NanoRequest, short_titles
+from allocembed.benchmarks.request import BenchmarkRequest, EvaluationRequest, short_titles
 from allocembed.benchmarks.runner import Evaluation, digest_videos
 from allocembed.benchmarks.shards import Shard, describe_missing
 from allocembed.benchmarks.sweep import Sweep, make_embedders, sweep_json, sweep_markdown
@@ -64,7 +62,7 @@ class CampaignResults:
     failures: list[str] = field(default_factory=list)
     """Videos that could not be read."""
     tables: list[Table] = field(default_factory=list)
-    """NanoRet's tables for a terminal; other results are shown as Markdown."""
+    """The results for a terminal; without tables, the Markdown is shown there."""
     unfinished: str = ""
     """Why there are no results yet: other shards are still at work."""
 
@@ -125,7 +123,7 @@ class _Campaign:
 
     def evaluate(self) -> CampaignResults:
         """Embed what is missing, score, and write the files."""
-        request, benchmark, unit = self.request, BENCHMARKS[self.request.benchmark], _unit(self.request)
+        request, benchmark, unit = self.request, BENCHMARKS[self.request.benchmark], cost_unit(self.request)
         found: list[Comparison] = []
         shown: list[dict[str, Any]] = []
         for name, title, embedders, evaluation in self._embedded():
@@ -159,38 +157,6 @@ class _Campaign:
             del backbone, allocators, embedders, evaluation  # before the next ones are loaded
 
 
-def run_nano(request: NanoRequest, *, progress: ShowProgress | None = None) -> CampaignResults:
-    """Score each method on NanoRet with each backbone, once or at each point of a sweep, whose files it writes."""
-    if request.sweep:
-        make_room(request.out / "sweep.json")
-    found: dict[str, list[Score]] = {}
-    titles = short_titles(request.backbones)
-    # All are loaded first, so that a wrong one is found before any is measured. Their notice is not given: NanoRet is
-    # the world that they know.
-    settings = {title: request.settings_of(name) for name, title in titles.items()}
-    backbones = {title: _load_backbone(*each, request.config.device) for title, each in settings.items()}
-    for title, backbone in backbones.items():
-        allocators, (_, config) = load_allocators(request.methods, backbone), settings[title]
-        embedders = make_embedders(request.sweep, backbone, allocators, config)
-        with progress(title) if progress else nullcontext() as line:
-            update = line.update if line else None
-            found[title] = nano.evaluate_embedders(
-                embedders, subsets=request.subsets, limit=request.limit, seed=request.seed, progress=update
-            )
-    note, unit = nano.describe_videos(request.limit, request.seed), _unit(request)
-    if over := request.sweep:
-        notes, videos = [unit, note], nano.SUBSETS
-        sweeps = [Sweep(over, title, scores, notes, videos=videos) for title, scores in found.items()]
-        return save_sweeps(sweeps, nano.LAYOUT.title, request.out)
-    rows, texts, tables = [], [], []
-    for title, scores in found.items():
-        layout = replace(nano.LAYOUT, title=f"{nano.LAYOUT.title}, {title}")
-        rows += report.as_json(scores, **({"backbone": title} if len(found) > 1 else {}))
-        texts.append(report.markdown(scores, layout, f"{note}; {unit}"))
-        tables.append(report.rich_table(scores, layout, f"{note}; {unit}"))
-    return CampaignResults(True, {"rows": rows}, "\n".join(texts), tables=tables)
-
-
 def save_sweeps(sweeps: Sequence[Sweep], benchmark: str, out: Path) -> CampaignResults:
     """Write sweeps of several backbones as JSON, Markdown and plots."""
     stem, listed, text = f"sweep_{sweeps[0].over}", sweep_json(sweeps), sweep_markdown(sweeps, benchmark)
@@ -215,7 +181,7 @@ def load_allocators(methods: Sequence[str], backbone: Backbone) -> dict[str, All
 
 def _load(name: str, request: BenchmarkRequest, processes: Processes) -> tuple[Backbone, dict[str, Allocator]]:
     """A backbone and its allocators by label; a single learned one is called `learned`, as in the paper's tables."""
-    backbone = _load_backbone(*request.settings_of(name), processes.device)
+    backbone = load_evaluated(*request.settings_of(name), processes.device)
     if backbone.notice and processes.first:
         logger.warning(backbone.notice)
     found = load_allocators(request.methods, backbone)
@@ -227,13 +193,13 @@ def _load(name: str, request: BenchmarkRequest, processes: Processes) -> tuple[B
     return backbone, found
 
 
-def _load_backbone(name: str, config: EmbedConfig, device: str | torch.device) -> Backbone:
+def load_evaluated(name: str, config: EmbedConfig, device: str | torch.device) -> Backbone:
     return load_backbone(
         name, inputs=config.inputs, dim=config.dim, device=device, dtype=config.dtype, compile=config.compile
     )
 
 
-def _unit(request: EvaluationRequest) -> str:
+def cost_unit(request: EvaluationRequest) -> str:
     """What a cost of 1.000× is."""
     if request.sweep == "budgets":
         return "1.000× = the native frames of the budget"

@@ -22,9 +22,6 @@ METHODS: dict[SweepOver | None, tuple[str, ...]] = {
     "budgets": ("base", "learned"),
 }
 """All methods for a table, and those of the figure that each sweep makes."""
-NANO_SUBSETS = {"short-clip": "short", "short-video": "short", "long-clip": "long", "long-video": "long", "qa": "qa"}
-"""NanoRet's subsets, each with the set of videos it uses."""
-NANO_RETRIEVAL = ("short-clip", "short-video", "long-clip", "long-video")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +33,7 @@ class EvaluationRequest:
     the paper's figure or table."""
     backbones: Sequence[str] = ()
     """Short name, hub id or folder. Repeat the option for several. NAME:INPUTS gives one of them other inputs, such as
-    vlm2vec-qwen2vl-7b:vlm2vec-v2. Default: vlm2vec-v2-2b, and nano-qwen3 for NanoRet; for a transfer, the four models
-    of the paper."""
+    vlm2vec-qwen2vl-7b:vlm2vec-v2. Default: vlm2vec-v2-2b; for a transfer, the four models of the paper."""
     config: EmbedConfig = field(default_factory=EmbedConfig)
     """Settings of all embedders; `backbone` and `allocator` come from the two fields above."""
     sweep: SweepOver | None = None
@@ -121,33 +117,6 @@ class BenchmarkRequest(EvaluationRequest):
             return [mmeb_v2.load_task(name, self.data, limit=limit, allow_missing=missing) for name in self.tasks]
         built = longret.load(self.data)
         return [longret.make_task(built, name, limit=limit, allow_missing=missing) for name in self.tasks]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NanoRequest(EvaluationRequest):
-    """A run of NanoRet."""
-
-    subsets: Sequence[str] = ()
-    """short-clip, short-video, long-clip, long-video, qa. Default: all; for a sweep, the first four."""
-    limit: int | None = None
-    """Use only the first N of every 500 videos."""
-    seed: int | None = None
-    """Draw fresh test videos instead of the shipped ones."""
-    out: Path = Path("nano-sweep")
-    """Folder for the plot and the table of a sweep."""
-
-    def __post_init__(self) -> None:
-        check_videos(self.limit, self.seed)
-        subsets = self.subsets or (NANO_RETRIEVAL if self.sweep else tuple(NANO_SUBSETS))
-        usual = ("full", "uniform") if self.sweep == "frames" else METHODS[self.sweep]
-        self.complete(usual, ("nano-qwen3",), subsets=check_names("subset", subsets, NANO_SUBSETS))
-
-
-def check_videos(limit: int | None, seed: int | None) -> None:
-    """Raise ConfigError for a limit or a seed that NanoRet's videos cannot have."""
-    for name, value, least in (("limit", limit, 1), ("seed", seed, 0)):
-        if value is not None and value < least:
-            raise ConfigError(f"{name} must be at least {least}, not {value}")
 
 
 def short_titles(names: Sequence[str]) -> dict[str, str]:

@@ -11,40 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from rich.markdown import Markdown
 
-from allocembed.benchmarks.request import BenchmarkRequest, NanoRequest
-from allocembed.cli.options import FLAT, UNSET, AsJson, Command, at_least
+from allocembed.benchmarks.request import BenchmarkRequest
+from allocembed.cli.options import FLAT, AsJson, Command, at_least
 from allocembed.output.console import complain, progress, say
-from allocembed.output.files import make_room, write_text
 
 if TYPE_CHECKING:
     from allocembed.benchmarks.campaign import CampaignResults
 
 HIDDEN = ("backbone", "allocator", "benchmark")
 """The first two come from --backbone and --methods, the third from the command's name."""
-
-
-@partial(Command, hidden=HIDDEN)
-def nano(
-    request: Annotated[NanoRequest, FLAT], as_json: AsJson = False, markdown: Annotated[Path | None, UNSET] = None
-) -> None:
-    """NanoRet: retrieval and questions in the procedural world that the nano models know.
-
-      allocembed eval nano --methods base,uniform,learned --limit 50
-
-    Args:
-        as_json: Print the rows as JSON.
-        markdown: Write the table to this file, as Markdown.
-    """
-    if markdown:
-        make_room(markdown)
-    from allocembed.benchmarks import campaign
-
-    results = campaign.run_nano(request, progress=progress)
-    if markdown:
-        write_text(markdown, results.markdown)
-    _show(results, as_json)
-    if markdown:
-        say(f"→ {markdown}")
 
 
 @partial(Command, hidden=HIDDEN, preset={"benchmark": "mmeb-v2", "out": Path("mmeb-v2-results")})
@@ -84,12 +59,13 @@ def _run(request: BenchmarkRequest, as_json: bool) -> int:
     if results.unfinished:
         say(results.unfinished)
     elif results.first:
-        _show(results, as_json)
+        show(results, as_json)
     # torchrun would take it for a crash, and end the other processes.
     return 1 if results.failures and "TORCHELASTIC_RUN_ID" not in os.environ else 0
 
 
-def _show(results: CampaignResults, as_json: bool) -> None:
+def show(results: CampaignResults, as_json: bool) -> None:
+    """Print the results, and what was written and left out."""
     for path in results.files:
         say(f"→ {path}")
     if as_json:

@@ -14,40 +14,49 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 
 from allocembed import __version__
 from allocembed.cli.options import Command, UsageError
-from allocembed.errors import AllocEmbedError, did_you_mean
+from allocembed.errors import AllocEmbedError, ConfigError, did_you_mean
 from allocembed.output.console import complain, say, set_quiet
 from allocembed.output.files import FULL
+from allocembed.plugins import Names
 
-COMMANDS: dict[str, str | dict[str, str]] = {
-    "demo": "demo.demo",
-    "embed": "embed.embed",
-    "allocate": "embed.allocate",
-    "compare": "compare.compare",
-    "index": {name: f"search.{name}" for name in ("add", "info", "ls", "rm", "verify", "dups", "export")},
-    "search": "search.search",
-    "serve": "serve.serve",
-    "mcp": "mcp.mcp",
-    "export-st": "export_st.export_st",
-    "train": "train.train",
-    "eval": {"nano": "evaluate.nano", "mmeb-v2": "evaluate.mmeb_v2", "longret": "evaluate.longret"},
-    "longret": {"build": "longret.build"},
-}
-"""Where each command is; only the module of the command that runs is imported."""
+HELP = ("-h", "--help")
+COMMANDS: Names[Command] = Names(
+    "allocembed.commands",
+    {
+        "embed": "allocembed.cli.embed:embed",
+        "allocate": "allocembed.cli.embed:allocate",
+        "compare": "allocembed.cli.compare:compare",
+        "index add": "allocembed.cli.search:add",
+        "index info": "allocembed.cli.search:info",
+        "index ls": "allocembed.cli.search:ls",
+        "index rm": "allocembed.cli.search:rm",
+        "index verify": "allocembed.cli.search:verify",
+        "index dups": "allocembed.cli.search:dups",
+        "index export": "allocembed.cli.search:export",
+        "search": "allocembed.cli.search:search",
+        "serve": "allocembed.cli.serve:serve",
+        "mcp": "allocembed.cli.mcp:mcp",
+        "export-st": "allocembed.cli.export_st:export_st",
+        "train": "allocembed.cli.train:train",
+        "eval mmeb-v2": "allocembed.cli.evaluate:mmeb_v2",
+        "eval longret": "allocembed.cli.evaluate:longret",
+        "longret build": "allocembed.cli.longret:build",
+    },
+)
+"""Commands, also of installed packages, by what users type. Only the module of the command that runs is imported."""
 GROUPS = {
-    "allocembed": "Video embeddings under a hard token budget: each frame gets the resolution it needs.",
-    "allocembed index": "Index your own videos. `allocembed index FOLDER --to INDEX` is short for `index add`, whose "
-    "options `allocembed index add --help` explains.",
-    "allocembed eval": "Measure methods on a benchmark: Hit@1, mean rank and cost.",
-    "allocembed longret": "Build the LongRet benchmark from LoVR and Vript.",
+    "": "Video embeddings under a hard token budget: each frame gets the resolution it needs.",
+    "index": "Index your own videos. `allocembed index FOLDER --to INDEX` is short for `index add`, whose options "
+    "`allocembed index add --help` explains.",
+    "eval": "Measure methods on a benchmark: Hit@1, mean rank and cost.",
+    "longret": "Build the LongRet benchmark from LoVR and Vript.",
 }
 EXAMPLES = """examples:
-  allocembed demo                                      try everything on toy videos
   allocembed embed talk.mp4 --out vectors.npz          one vector per video
   allocembed index ~/Videos --to videos.index          then: allocembed search videos.index "a red car"
   allocembed COMMAND --help                            options of a command
@@ -147,34 +156,57 @@ def run(words: Sequence[str]) -> int:
     if "--version" in words[:1]:
         print(f"allocembed {__version__}")
         return 0
-    prog, known = "allocembed", COMMANDS
-    rest = list(words)
+    group, rest = "", list(words)
     while True:
-        if prog == "allocembed index" and rest and rest[0] not in (*known, "-h", "--help"):
+        if group == "index" and rest and rest[0] not in HELP and _name(group, rest[0]) not in COMMANDS:
             rest = ["add", *rest]
-        if not rest or rest[0] in ("-h", "--help"):
-            _print_help(prog, known)
+        if not rest or rest[0] in HELP:
+            _print_help(group)
             return 0 if rest else 2
-        name, *rest = rest
-        if name not in known:
-            raise UsageError(f"unknown command {name!r}{did_you_mean(name, list(known))}; see {prog} --help")
-        prog, found = f"{prog} {name}", known[name]
-        if isinstance(found, str):
-            return _load(found).parse(rest, prog)() or 0
-        known = found
+        name, rest = _name(group, rest[0]), rest[1:]
+        if name not in GROUPS:
+            return _find(group, name).parse(rest, f"allocembed {name}")() or 0
+        group = name
 
 
-def _load(place: str) -> Command:
-    module, name = place.split(".")
-    return getattr(import_module(f"allocembed.cli.{module}"), name)
+def _name(group: str, word: str) -> str:
+    """The name of a command or group in a group.
+
+    >>> _name("", "embed"), _name("index", "add")
+    ('embed', 'index add')
+    """
+    return f"{group} {word}".strip()
 
 
-def _print_help(prog: str, known: Mapping[str, str | Mapping[str, str]]) -> None:
-    lines = [f"usage: {prog} COMMAND ...", "", GROUPS[prog], "", "commands:"]
-    for name, place in known.items():
-        summary = _load(place).about.splitlines()[0] if isinstance(place, str) else GROUPS[f"{prog} {name}"]
-        lines.append(f"  {name:<9} {summary}")
-    print("\n".join([*lines, "", EXAMPLES if prog == "allocembed" else f"options: {prog} COMMAND --help"]))
+def _members(group: str) -> list[str]:
+    """The words that may follow a group: its commands and groups."""
+    prefix = _name(group, " ").lstrip()
+    words = dict.fromkeys(name.removeprefix(prefix).split()[0] for name in COMMANDS if name.startswith(prefix))
+    return [word for word in words if _name(group, word) in {*GROUPS, *COMMANDS}]
+
+
+def _find(group: str, name: str) -> Command:
+    if name in COMMANDS:
+        return COMMANDS[name]
+    word = name.removeprefix(group).strip()
+    unknown = f"unknown command {word!r}{did_you_mean(word, _members(group))}; see {_name('allocembed', group)} --help"
+    raise UsageError(COMMANDS.absence(name) or unknown)
+
+
+def _print_help(group: str) -> None:
+    prog = _name("allocembed", group)
+    lines = [f"usage: {prog} COMMAND ...", "", GROUPS[group], "", "commands:"]
+    lines += [f"  {word:<9} {_summary(_name(group, word))}" for word in _members(group)]
+    print("\n".join([*lines, "", f"options: {prog} COMMAND --help" if group else EXAMPLES]))
+
+
+def _summary(name: str) -> str:
+    if name in GROUPS:
+        return GROUPS[name]
+    try:
+        return COMMANDS[name].about.splitlines()[0]
+    except ConfigError as error:  # of a package that cannot be imported: the others still have their help
+        return str(error)
 
 
 def _save_traceback(words: Sequence[str]) -> str:

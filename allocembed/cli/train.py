@@ -8,8 +8,7 @@ from tyro.conf import Positional, arg
 
 from allocembed.backbones.checkpoint import check_backbone
 from allocembed.cli.options import FLAT, Command, Flag
-from allocembed.errors import DataError
-from allocembed.rdpo.config import PRESETS, WORLD, TrainConfig, make_config
+from allocembed.rdpo.config import PRESETS, TrainConfig, check_data, make_config
 
 OWN_FILE = "train.toml"  # in the folder of a run
 
@@ -39,12 +38,12 @@ def train(
     Args:
         file: TOML file of options, such as the train.toml of a run. Options on the command line override it.
         preset: Set of defaults: allocembed (the default: the paper's sizes, our method), one-gpu (your own videos, no
-            captions, one large GPU), nano (the toy world) or paper (as printed). Values below are those of allocembed.
+            captions, one large GPU), paper (as printed), or one of an installed package. Values below are those of
+            allocembed.
         resume: Continue the run in --out, with its own options.
     """
     check_backbone(config.backbone)
-    if config.data not in ("", WORLD) and not Path(config.data).is_file():
-        raise DataError(f"cannot read {config.data}: no such file; pass a .jsonl file with --data, or --data {WORLD}")
+    check_data(config.data)
     from allocembed.rdpo.run import train as run
 
     stopped_by = run(config, resume=resume).stopped_by

@@ -2,24 +2,30 @@
 them.
 
 The defaults are the preset `allocembed`: the sizes of the paper's run (its table 4) with our changes. The preset
-`paper` is that run as printed; docs/training.md lists the differences. The preset `nano` trains the allocator of the
-nano backbones in their own world. A TOML file holds the same keys, flat; the command line overrides the file.
+`paper` is that run as printed; docs/training.md lists the differences. A TOML file holds the same keys, flat; the
+command line overrides the file. Installed packages add presets and data through the entry-point groups
+`allocembed.presets` and `allocembed.training_data`.
 """
+
+from __future__ import annotations
 
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from allocembed.backbones.registry import REGISTRY
 from allocembed.budget import SCALE_RANGE, Budget, check_range
 from allocembed.config import make
-from allocembed.errors import ConfigError
+from allocembed.errors import ConfigError, DataError
+from allocembed.plugins import Names
 
-WORLD = "world"
+if TYPE_CHECKING:
+    from allocembed.rdpo.data.base import Source
+
 PATHS = ("data", "videos", "validation_data", "out")
 MODELS = ("backbone", "preview_source", "start_from")
 """Options that may also be hub ids or short names; only an existing folder is a path."""
@@ -87,8 +93,8 @@ class TrainConfig(RewardOptions):
     backbone: str = "vlm2vec-v2-2b"
     """Frozen embedding model that scores the allocations: short name, hub id or folder."""
     data: str = ""
-    """A .jsonl file of videos with texts (see docs/training.md), or `world`, the procedural videos. Without it, all
-    videos in the folder `videos` are used, without texts."""
+    """A .jsonl file of videos with texts (see docs/training.md), or a name that an installed package adds. Without it,
+    all videos in the folder `videos` are used, without texts."""
     videos: str = ""
     """Folder of videos to learn from without texts; with `data`, of the videos and frame folders that the .jsonl names.
     Default: the folder of the .jsonl."""
@@ -186,9 +192,10 @@ class TrainConfig(RewardOptions):
     """Rank each target among its own kind, as in use: an answer among the options of its question (or all answers, if
     it has none), a search sentence among sentences. The paper ranks all among all."""
     pool: int = 8192
-    """Texts in the corpus of the world. The corpus of a .jsonl is all its texts."""
+    """Texts in the corpus of data that is drawn, not read. The corpus of a .jsonl is all its texts."""
     mixture: tuple[float, float, float] = (0.6, 0.2, 0.2)
-    """Shares of the world's examples whose target is one moment, the whole video, the answer to a question."""
+    """Of data that is drawn: shares of examples whose target is one moment, the whole video, the answer to a
+    question."""
     validation: int = 512
     """Examples held out for validation; of a folder of videos at most a fifth. 0 for all of `validation_data`."""
     validation_data: str = ""
@@ -258,8 +265,12 @@ class TrainConfig(RewardOptions):
 
 
 DEFAULT_PRESET = "allocembed"
-PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
+PRESETS: Names[Path] = Names(
+    "allocembed.presets", {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
+)
 """TOML files of options over the defaults, by name."""
+TRAINING_DATA: Names[Callable[[TrainConfig], Source]] = Names("allocembed.training_data", {})
+"""Makers of sources that `data` names, besides the files and folders of every user."""
 
 
 def parse_budget(setting: str) -> tuple[Budget, int]:
@@ -277,22 +288,32 @@ def parse_budget(setting: str) -> tuple[Budget, int]:
 def make_config(given: Mapping[str, Any], file: Path | None = None, preset: str | None = None) -> TrainConfig:
     """A preset, the keys of a TOML file over it, and `given` options over both. The file may name a `preset`.
 
-    >>> make_config({"steps": 7, "budgets": ["8f/24", "16f/48"]}, preset="nano").budgets
+    >>> make_config({"steps": 7, "budgets": ["8f/24", "16f/48"]}, preset="paper").budgets
     ('8f/24', '16f/48')
     """
     stated = _read_toml(file) if file else {}
     named = stated.pop("preset", DEFAULT_PRESET)
     chosen = named if preset is None else preset
     if not isinstance(chosen, str) or chosen not in PRESETS:
-        raise ConfigError(f"unknown preset {chosen!r}: use one of {', '.join(PRESETS)}")
+        absence = PRESETS.absence(str(chosen))
+        raise ConfigError(absence or f"unknown preset {chosen!r}: use one of {', '.join(PRESETS)}")
     return make(TrainConfig, {**_read_toml(PRESETS[chosen]), **stated, **given})
+
+
+def check_data(data: str) -> None:
+    """Raise DataError for `data` that is neither a known name nor a file."""
+    if not data or data in TRAINING_DATA or Path(data).is_file():
+        return
+    known = "".join(f", or --data {name}" for name in TRAINING_DATA)
+    missing = f"cannot read {data}: no such file; pass a .jsonl file with --data{known}"
+    raise DataError(TRAINING_DATA.absence(data) or missing)
 
 
 def absolute_paths(stated: Mapping[str, Any]) -> dict[str, Any]:
     """The options with absolute paths, so that train.toml means the same from any folder.
 
-    >>> absolute_paths({"backbone": "nano-qwen3", "data": "world", "videos": "", "start_from": "you/name", "steps": 3})
-    {'backbone': 'nano-qwen3', 'data': 'world', 'videos': '', 'start_from': 'you/name', 'steps': 3}
+    >>> absolute_paths({"backbone": "nano-qwen3", "videos": "", "start_from": "you/name", "steps": 3})
+    {'backbone': 'nano-qwen3', 'videos': '', 'start_from': 'you/name', 'steps': 3}
     >>> absolute_paths({"out": "run"})["out"] == str(Path("run").absolute())
     True
     """
@@ -302,7 +323,7 @@ def absolute_paths(stated: Mapping[str, Any]) -> dict[str, Any]:
 def _is_path(name: str, value: Any) -> bool:
     if name in MODELS:
         return bool(value) and value.lower() not in REGISTRY and Path(value).is_dir()
-    return name in PATHS and bool(value) and (name, value) != ("data", WORLD)
+    return name in PATHS and bool(value) and not (name == "data" and value in TRAINING_DATA)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -25,11 +25,10 @@ from allocembed.output.console import say
 from allocembed.output.files import write_text
 from allocembed.policy.preview import load_previewer
 from allocembed.rdpo.checkpoint import TrainingProgress, check_config, has_state, load_state, save_state, whole_weights
-from allocembed.rdpo.config import MODELS, PATHS, WORLD, TrainConfig, absolute_paths, make_config
+from allocembed.rdpo.config import MODELS, PATHS, TRAINING_DATA, TrainConfig, absolute_paths, check_data, make_config
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, Source
 from allocembed.rdpo.data.folder import FolderSource, list_videos
 from allocembed.rdpo.data.jsonl import JsonlSource
-from allocembed.rdpo.data.world import WorldSource
 from allocembed.rdpo.log import FILE as LOG_FILE
 from allocembed.rdpo.log import Log
 from allocembed.rdpo.trainer import Trainer, learning_rate
@@ -41,8 +40,9 @@ CONTINUE, OUT_OF_TIME = 0, 128  # how a step ends; numbers in between are signal
 
 def train(config: TrainConfig, *, resume: bool = False, backbone: Backbone | None = None) -> TrainingProgress:
     """Train an allocator; a backbone that is loaded already may be passed, and is not changed."""
+    check_data(config.data)
     config = replace(config, **absolute_paths({name: getattr(config, name) for name in (*PATHS, *MODELS)}))
-    check_data(config)
+    check_videos(config)
     processes = Processes(config.device if backbone is None else backbone.device)
     with training_switches():
         try:
@@ -76,19 +76,22 @@ def training_switches() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def check_data(config: TrainConfig) -> None:
-    """Raise if `data` or `videos` cannot be used, before any model is loaded."""
+def check_videos(config: TrainConfig) -> None:
+    """Raise if `data` and `videos` cannot be used together, before any model is loaded."""
     if not config.data and not config.videos:
         raise ConfigError(
             "no training data: pass --videos FOLDER, --data train.jsonl (see docs/training.md), or --preset nano"
         )
     unused = [name for name in ("videos", "validation_data", "training_pixels") if getattr(config, name)]
-    if config.data == WORLD and unused:
+    drawn = config.data in TRAINING_DATA
+    if drawn and unused:
         flag = "--" + unused[0].replace("_", "-")
-        raise ConfigError(f"{flag} has no use with --data {WORLD}: leave it out, or pass --data '' for your own videos")
+        raise ConfigError(
+            f"{flag} has no use with --data {config.data}: leave it out, or pass --data '' for your own videos"
+        )
     if config.validation_data and not Path(config.validation_data).is_file():
         raise DataError(f"there is no file {config.validation_data}: pass a .jsonl file with --validation-data")
-    if config.data != WORLD and not _videos(config).is_dir():
+    if not drawn and not _videos(config).is_dir():
         raise DataError(f"there is no folder {_videos(config)}: pass the folder of the videos with --videos")
     if not config.data:
         list_videos(_videos(config))
@@ -96,9 +99,8 @@ def check_data(config: TrainConfig) -> None:
 
 def make_source(config: TrainConfig, backbone: Backbone | None = None) -> Source:
     """The source that `data` names; lines of a .jsonl whose texts the backbone cannot embed are skipped."""
-    texts = config.target == "text"
-    if config.data == WORLD:
-        return WorldSource(config.seed, config.pool, config.mixture, texts=texts)
+    if config.data in TRAINING_DATA:
+        return TRAINING_DATA[config.data](config)
     folder = _videos(config)
     kind, file = (JsonlSource, Path(config.data)) if config.data else (FolderSource, folder)
     return kind(
@@ -108,7 +110,7 @@ def make_source(config: TrainConfig, backbone: Backbone | None = None) -> Source
         validation=config.validation,
         workers=config.workers,
         check_text=None if backbone is None else backbone.check_text,
-        texts=texts,
+        texts=config.target == "text",
         pixels=config.training_pixels,
         held=Path(config.validation_data) if config.validation_data else None,
         inputs=None if backbone is None else backbone.inputs,

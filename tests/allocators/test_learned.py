@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from allocembed import AllocEmbed, EmbedConfig, world
+from allocembed import AllocEmbed, EmbedConfig
 from allocembed.allocators.base import AllocationRequest, allocate_clip
 from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import load_allocator
@@ -25,6 +25,7 @@ from allocembed.policy.preview import DEFAULT_TASK, BackbonePreview
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.resize import as_chunks
 from allocembed.video import sample
+from allocembed_nano import world
 from tests.clips import picture, write_video
 from tests.command import run
 from tests.stages import allocated
@@ -265,7 +266,7 @@ def shipped(monkeypatch, tmp_path, qwen2_folder, qwen3_folder):
 def test_auto_is_learned_where_one_is_shipped_and_uniform_elsewhere(shipped, backbone, name):
     nano = load_backbone(name, device="cpu")
     assert AllocEmbed(nano).allocator.name == "uniform"
-    with pytest.raises(PolicyError, match=r"missing from this installation.*recipes/nano_allocator\.py"):
+    with pytest.raises(PolicyError, match=r"missing from this installation.*install its package again"):
         load_allocator("learned", nano)
     save_policy(shipped, "backbone", "nano-qwen3")
     for asked in ("auto", "learned"):

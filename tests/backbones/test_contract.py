@@ -16,7 +16,6 @@ from allocembed.allocators.registry import ALL_METHODS
 from allocembed.backbones.base import LONGEST_TEXT, TowerOutput
 from allocembed.backbones.checkpoint import Checkpoint
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import nano
 from allocembed.errors import BackboneError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.preview import BackbonePreview
@@ -25,6 +24,7 @@ from allocembed.rdpo.rollouts import RolloutEncoder
 from allocembed.resize import normalise
 from allocembed.search import VideoIndex
 from allocembed.video import read_picture
+from allocembed_nano import nanoret
 from tests.backbones.items import make_allocation, mixed, noise, rows_of, text, video
 from tests.clips import picture, write_video
 from tests.families import gemma, siglip
@@ -298,6 +298,6 @@ def test_an_index_finds_a_video_by_itself(folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_benchmark_runs(backbone):
-    scores = nano.evaluate(backbone, ["base", "uniform"], subsets=["short-clip", "qa"], limit=3)
+    scores = nanoret.evaluate(backbone, ["base", "uniform"], subsets=["short-clip", "qa"], limit=3)
     assert [score.method for score in scores] == ["base", "base", "uniform", "uniform"]
     assert all(score.over_budget == 0 for score in scores)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from allocembed import world
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
 from allocembed.benchmarks import mmeb_v2
 from allocembed.benchmarks.tasks import BenchmarkTask
+from allocembed_nano import world
 from tests.datasets_on_disk import NEW, write_frames, write_lines, write_questions, write_retrieval
 
 
@@ -30,12 +30,6 @@ def tasks(data: Path) -> list[BenchmarkTask]:
 @pytest.fixture(scope="session")
 def backbone(qwen2_folder: Path) -> Backbone:
     return load_backbone(qwen2_folder, device="cpu")
-
-
-@pytest.fixture(scope="session")
-def nano_backbone(nano_tiny: Path) -> Backbone:
-    """An untrained nano model."""
-    return load_backbone(nano_tiny, device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,12 @@ from PIL import Image
 
 from allocembed import EmbedConfig
 from allocembed.benchmarks import comparison, figures, paper
-from allocembed.benchmarks.campaign import CampaignResults, run, run_nano, save_sweeps
+from allocembed.benchmarks.campaign import CampaignResults, run, save_sweeps
 from allocembed.benchmarks.metrics import Score
-from allocembed.benchmarks.nano import RETRIEVAL
 from allocembed.benchmarks.page import save_page
-from allocembed.benchmarks.request import BenchmarkRequest, NanoRequest
+from allocembed.benchmarks.request import BenchmarkRequest
 from allocembed.benchmarks.runner import TaskOutcome
-from allocembed.benchmarks.sweep import FRAMES, Sweep
+from allocembed.benchmarks.sweep import Sweep
 from allocembed.benchmarks.tasks import BenchmarkTask
 from allocembed.errors import ConfigError, OutputError, PolicyError
 from allocembed.policy.frame_module import FrameModuleConfig
@@ -272,70 +270,3 @@ def test_a_single_learned_allocator_is_called_learned(nano_tiny, data, tmp_path)
     policy = save_policy(tmp_path / "mine", nano_tiny)
     results = campaign(data, tmp_path, nano_tiny, tasks=["MSR-VTT"], limit=2, methods=["base", policy])
     assert list(results.json["results"][0]["methods"]) == ["base", "learned"]
-
-
-def test_nano_results_have_three_forms(nano_tiny, caplog):
-    request = NanoRequest(
-        methods=["base", "full", "learned"],
-        backbones=[str(nano_tiny)],
-        subsets=["short-video", "qa"],
-        config=QUICK,
-        limit=2,
-        seed=3,
-    )
-    seen = []
-
-    @contextmanager
-    def progress(title: str):
-        class Line:
-            def update(self, done: int, total: int | None = None, note: str = "") -> None:
-                seen.append((title, done, total))
-
-        yield Line()
-
-    results = run_nano(request, progress=progress)
-    assert list(results.json) == ["rows"] and len(results.json["rows"]) == 4 and not results.files
-    keys = ["method", "subset", "hit@1", "mean_rank", "cost", "over_budget", "n"]
-    assert all(list(row) == keys for row in results.json["rows"])
-    assert "skipping learned: no learned allocator is bundled for" in caplog.text
-    assert "only the first 2 of every 500" in results.markdown and "seed 3" in results.markdown
-    assert "NanoRet, nano-tiny" in results.markdown and "2.000×" in results.markdown
-    assert "1.000× = 2 frames at native size" in results.markdown and len(results.tables) == 1
-    assert seen[-1] == ("nano-tiny", 8, 8)
-
-
-def test_learned_allocators_are_measured_by_their_folders(nano_tiny, tmp_path):
-    methods = ["base", *(save_policy(tmp_path / name, nano_tiny) for name in ("one", "two"))]
-    request = NanoRequest(methods=methods, backbones=[str(nano_tiny)], subsets=["qa"], config=QUICK, limit=2)
-    rows = {row["method"]: row for row in run_nano(request).json["rows"]}
-    assert list(rows) == ["base", "one", "two"]
-    assert rows["one"]["over_budget"] == 0 and rows["one"]["cost"] <= 1
-
-
-@pytest.mark.parametrize(
-    ("method", "message"), [("learned", "no learned allocator is bundled"), ("no/allocator", "no/allocator")]
-)
-def test_an_allocator_that_cannot_be_loaded_is_named(method, message, nano_tiny):
-    with pytest.raises(PolicyError, match=message):
-        run_nano(NanoRequest(methods=[method], backbones=[str(nano_tiny)], config=QUICK, limit=1))
-
-
-@pytest.mark.slow
-def test_the_nano_sweep_writes_its_plot_and_table(nano_tiny, tmp_path):
-    config = EmbedConfig(device="cpu")
-    results = run_nano(NanoRequest(backbones=[str(nano_tiny)], sweep="frames", limit=4, config=config, out=tmp_path))
-    curves = results.json["results"][0]["curves"]
-    assert [point["x"] for point in curves["full"]] == list(FRAMES)
-    assert [point["cost"] for point in curves["full"]] == [1, 2, 3, 4, 6]
-    assert all(0.9 < point["cost"] <= 1 for point in curves["uniform"])
-    assert curves["full"][0]["hit1"] == curves["uniform"][0]["hit1"], "both are Base at 8 frames"
-    assert curves["full"][-1]["over_budget"] == 8, "four short and four long videos"
-    rows = results.json["results"][0]["rows"]
-    assert [row["subset"] for row in rows if row["method"] == "full@16"] == list(RETRIEVAL)
-    assert sorted(path.name for path in results.files) == [
-        f"sweep_frames.{end}" for end in ("json", "md", "pdf", "png", "svg")
-    ]
-    assert Image.open(tmp_path / "sweep_frames.png").width > 600
-    assert "Uniform alloc." in (tmp_path / "sweep_frames.svg").read_text()
-    table = (tmp_path / "sweep_frames.md").read_text()
-    assert table == results.markdown and table.count("|") == 6 * 7 and "only the first 4 of every 500" in table

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allocembed.benchmarks import compare, nano
+from allocembed.benchmarks import compare
 from allocembed.benchmarks.fidelity import Setting
 from allocembed.config import EmbedConfig
 from allocembed.errors import BudgetError, ConfigError, DataError
 from allocembed.video import Clip, VideoSource
+from allocembed_nano import nanoret
 from tests.clips import picture, write_video
 
 CONFIG = EmbedConfig(candidates=4)
@@ -94,11 +95,11 @@ def test_the_nano_script_has_the_hits_of_nanoret(nano_tiny, nano_backbone, tmp_p
     found = json.loads(out.read_text())["7"]
     assert list(found) == ["base 2f", "base 3f", "uniform 2f", "uniform 3f"] and set(correlations) == {"cosine", "own"}
     assert "over 4 settings" in capsys.readouterr().out
-    scores = nano.evaluate(
+    scores = nanoret.evaluate(
         nano_backbone,
         ["uniform"],
         config=EmbedConfig(candidates=4, budget="3f"),
-        subsets=nano.RETRIEVAL,
+        subsets=nanoret.RETRIEVAL,
         limit=3,
         seed=7,
     )

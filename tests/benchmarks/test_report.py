@@ -6,7 +6,7 @@ import pytest
 
 from allocembed.benchmarks import report
 from allocembed.benchmarks.metrics import Score
-from allocembed.benchmarks.nano import LAYOUT, RETRIEVAL, SUBSETS
+from allocembed_nano.nanoret import LAYOUT, RETRIEVAL, SUBSETS
 
 
 @pytest.fixture

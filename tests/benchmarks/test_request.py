@@ -8,7 +8,7 @@ import pytest
 
 from allocembed import EmbedConfig
 from allocembed.benchmarks.paper import BENCHMARKS
-from allocembed.benchmarks.request import NANO_RETRIEVAL, NANO_SUBSETS, BenchmarkRequest, NanoRequest
+from allocembed.benchmarks.request import BenchmarkRequest
 from allocembed.errors import AllocEmbedError, DataError
 
 METHODS = ("base", "full", "uniform", "content", "select", "sensitivity", "learned")
@@ -24,13 +24,6 @@ def test_usual_names_are_filled_in():
     assert BenchmarkRequest(benchmark="longret", data=Path("x")).tasks == BENCHMARKS["longret"].tasks
     sweep = BenchmarkRequest(benchmark="mmeb-v2", data=Path("x"), sweep="frames")
     assert tuple(sweep.methods) == ("full", "uniform", "learned")
-
-
-def test_nano_requests_have_their_own_usual_names():
-    request = NanoRequest()
-    assert list(request.subsets) == list(NANO_SUBSETS) and tuple(request.methods) == METHODS
-    sweep = NanoRequest(sweep="frames")
-    assert tuple(sweep.methods) == ("full", "uniform") and tuple(sweep.subsets) == NANO_RETRIEVAL
 
 
 @pytest.mark.parametrize(
@@ -54,22 +47,6 @@ def test_nano_requests_have_their_own_usual_names():
 def test_wrong_names_are_named(settings, message):
     with pytest.raises(AllocEmbedError) as error:
         BenchmarkRequest(**({"benchmark": "mmeb-v2", "data": Path("x")} | settings))
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"methods": ["magic"]}, "unknown allocator 'magic'"),
-        ({"subsets": ["tall-video"]}, "unknown subset 'tall-video'"),
-        ({"limit": 0}, "limit"),
-        ({"seed": -1}, "seed"),
-        ({"sweep": "frames", "config": EmbedConfig(candidates=8)}, "leave out --candidates"),
-    ],
-)
-def test_wrong_nano_options_are_named(settings, message):
-    with pytest.raises(AllocEmbedError) as error:
-        NanoRequest(**settings)
     assert message in str(error.value)
 
 

@@ -33,26 +33,6 @@ def test_options_become_a_request(monkeypatch, tmp_path):
     assert (result.returncode, result.stdout) == (0, ""), "only the first process prints"
 
 
-@pytest.mark.slow
-def test_nano_prints_json_and_writes_markdown(nano_tiny, tmp_path):
-    words = ["--limit", 2, "--budget", "2f", "--candidates", 4, "--subsets", "qa", "-b", nano_tiny, "--device", "cpu"]
-    table = tmp_path / "deep" / "table.md"
-    result = run("eval", "nano", *words, "--methods", "base,uniform,learned", "--json", "--markdown", table)
-    assert result.returncode == 0, result.stderr
-    assert [row["method"] for row in json.loads(result.stdout)["rows"]] == ["base", "uniform"]
-    assert "skipping learned" in result.stderr and "NanoRet" in table.read_text()
-
-
-@pytest.mark.slow
-def test_a_sweep_writes_its_table_and_plot(nano_tiny, tmp_path):
-    words = ["--limit", 2, "--methods", "full,uniform", "-b", nano_tiny, "--device", "cpu", "--out", tmp_path]
-    result = run("eval", "nano", "--sweep", "frames", *words, "--json")
-    assert result.returncode == 0 and json.loads(result.stdout), result.stderr
-    names = {path.name for path in tmp_path.iterdir()}
-    assert {"sweep_frames.md", "sweep_frames.json", "sweep_frames.png", "sweep_frames.svg"} <= names
-    assert all(f"→ {tmp_path / name}\n" in result.stderr for name in names)
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -63,11 +43,6 @@ def test_a_sweep_writes_its_table_and_plot(nano_tiny, tmp_path):
         (["mmeb-v2", "--data", "d", "--sweep", "frames", "--transfer"], 1, "separate runs"),
         (["mmeb-v2", "--data", "d", "--transfer", "--methods", "uniform"], 1, "compares with Base"),
         (["longret", "--data", "d"], 1, "allocembed longret build"),
-        (["nano", "--methods", "base,magic"], 1, "unknown allocator 'magic'"),
-        (["nano", "--subsets", "tall-video"], 1, "tall-video"),
-        (["nano", "--limit", "0"], 1, "limit must be at least 1"),
-        (["nano", "--budget", "lots"], 1, "budget"),
-        (["nano", "-b", "nano-qwen33"], 1, "did you mean nano-qwen3?"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(monkeypatch, tmp_path, words, code, said):

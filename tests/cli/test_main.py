@@ -57,11 +57,6 @@ ANSWERS = [
 ]
 
 
-def all_commands() -> list[str]:
-    inner = {name: [""] if isinstance(found, str) else list(found) for name, found in COMMANDS.items()}
-    return [f"{group} {name}".strip() for group, names in inner.items() for name in names]
-
-
 def test_help_and_mistakes_are_answered_without_torch_and_leave_nothing(tmp_path):
     command = [sys.executable, "-c", IN_ONE_PROCESS, json.dumps([words for words, _, _ in ANSWERS])]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
@@ -83,7 +78,7 @@ def test_an_answer_costs_less_than_a_second_of_cpu(words):
     assert min(seconds() for _ in range(3)) < 1
 
 
-@pytest.mark.parametrize("command", all_commands())
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_every_command_is_documented(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     result = run(*command.split(), "--help")
@@ -119,7 +114,7 @@ def test_version_is_printed():
 @pytest.mark.parametrize("words", [["demo"], ["train", "--preset", "nano"]])
 def test_ctrl_c_is_one_word_and_the_usual_status(monkeypatch, words, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for place in ("allocembed.demo.run_demo", "allocembed.rdpo.run.train"):
+    for place in ("allocembed_nano.demo.run_demo", "allocembed.rdpo.run.train"):
         monkeypatch.setattr(place, mock.Mock(side_effect=KeyboardInterrupt))
     result = run(*words)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "stopped\n")
@@ -128,7 +123,7 @@ def test_ctrl_c_is_one_word_and_the_usual_status(monkeypatch, words, tmp_path):
 def test_a_bug_is_one_line_with_a_file_to_attach_and_a_traceback_on_request(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("allocembed.demo.run_demo", mock.Mock(side_effect=ZeroDivisionError("half\na message")))
+    monkeypatch.setattr("allocembed_nano.demo.run_demo", mock.Mock(side_effect=ZeroDivisionError("half\na message")))
     result = run("demo")
     assert result.returncode == 70 and result.stderr.count("\n") == 1
     said = re.fullmatch(r"bug: ZeroDivisionError: half a message; .* file (.*)\n", result.stderr)
@@ -148,7 +143,7 @@ def test_what_the_package_logs_is_shown_unless_quiet(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     notice = mock.Mock(side_effect=lambda *a, **k: logging.getLogger("allocembed").warning("knows only [toys]"))
-    monkeypatch.setattr("allocembed.demo.run_demo", notice)
+    monkeypatch.setattr("allocembed_nano.demo.run_demo", notice)
     assert run("demo").stderr == "knows only [toys]\n"
     assert run("demo", "--quiet").stderr == "" and run("demo").stderr == "knows only [toys]\n"
 

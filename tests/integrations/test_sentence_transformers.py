@@ -134,7 +134,7 @@ def test_a_saved_model_is_small_and_gives_the_same_vectors(tiny_model, files, tm
 
 
 def test_a_local_allocator_travels_with_the_folder(files, tmp_path):
-    from allocembed.backbones.registry import ASSETS
+    from allocembed_nano.names import ASSETS
 
     config = EmbedConfig(backbone="nano-qwen3", allocator=str(ASSETS / "nano-allocator"), **SETTINGS)
     export_folder(config, tmp_path / "model")
@@ -146,7 +146,7 @@ def test_a_local_allocator_travels_with_the_folder(files, tmp_path):
 
 
 def test_a_local_allocator_travels_with_the_sensitivity_that_multiplies_it(tmp_path):
-    from allocembed.backbones.registry import ASSETS
+    from allocembed_nano.names import ASSETS
 
     config = EmbedConfig(backbone="nano-qwen3", allocator=f"{ASSETS / 'nano-allocator'}+sensitivity:6-12", **SETTINGS)
     write_settings(config, tmp_path / "model")

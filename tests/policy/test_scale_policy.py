@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from allocembed.backbones.registry import ASSETS
 from allocembed.errors import ConfigError, OutputError, PolicyError
 from allocembed.policy import scale_policy
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.scale_policy import SIZES, PolicyConfig, ScalePolicy, card
+from allocembed_nano.names import ASSETS
 
 SMALL = FrameModuleConfig(visual_width=8, text_width=6, width=16, heads=2, layers=1)
 FACTS = {"backbone": "nano-qwen3", "data": "the toy world", "steps": 300, "scores": {"uniform": 61.5, "learned": 70.25}}

@@ -119,7 +119,7 @@ def test_an_impossible_value_raises_an_error_that_says_what_is_possible(given, m
 
 
 def test_unknown_presets_and_broken_files_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="unknown preset 'big': use one of allocembed, nano, one-gpu, paper"):
+    with pytest.raises(ConfigError, match="unknown preset 'big': use one of allocembed, one-gpu, paper, nano"):
         make_config({}, preset="big")
     with pytest.raises(ConfigError, match=r"cannot read .*missing\.toml"):
         make_config({}, file=tmp_path / "missing.toml")

@@ -14,7 +14,7 @@ from allocembed.rdpo.data.base import TRAINING, VALIDATION
 from allocembed.rdpo.meter import Meter
 from allocembed.rdpo.negatives import VectorQueue
 from allocembed.rdpo.rewards import score_group
-from allocembed.rdpo.run import TrainingRun, check_data
+from allocembed.rdpo.run import TrainingRun, check_videos
 from tests.small_runs import furthest, lines, small_trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,11 +106,11 @@ def test_a_run_without_any_text_is_validated_by_the_cosine(backbone, tmp_path):
 
 def test_options_without_use_and_missing_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="--videos has no use with --data world"):
-        check_data(TrainConfig(data="world", videos=str(tmp_path)))
+        check_videos(TrainConfig(data="world", videos=str(tmp_path)))
     with pytest.raises(DataError, match="--validation-data"):
-        check_data(TrainConfig(videos=str(tmp_path), validation_data=str(tmp_path / "no.jsonl")))
+        check_videos(TrainConfig(videos=str(tmp_path), validation_data=str(tmp_path / "no.jsonl")))
     with pytest.raises(ConfigError, match="pass --videos FOLDER"):
-        check_data(TrainConfig())
+        check_videos(TrainConfig())
 
 
 def test_a_state_of_an_older_version_lacks_new_options(tmp_path):

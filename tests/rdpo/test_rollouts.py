@@ -9,9 +9,9 @@ from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.budget import Allocation, Budget, Grid, chunk_frames
 from allocembed.rdpo.data.base import TRAINING, TrainingBatch, VideoBatch
-from allocembed.rdpo.data.world import WorldSource
 from allocembed.rdpo.rollouts import Allocations, RolloutEncoder, allocate_rollouts, concentration
 from allocembed.resize import chunk_seconds, to_patches
+from allocembed_nano.training import WorldSource
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BUDGET = Budget.parse("8f")

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from allocembed import world
 from allocembed.backbones.base import Item, Prompt
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import ASSETS
 from allocembed.budget import Budget
 from allocembed.errors import PolicyError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
-from allocembed.rdpo.data import world as world_data
 from allocembed.rdpo.data.base import TRAINING, VALIDATION, TrainingBatch, TrainingExample
 from allocembed.rdpo.data.jsonl import JsonlSource
 from allocembed.rdpo.run import TrainingRun
-from allocembed.world.timeline import Scene
+from allocembed_nano import training as world_data
+from allocembed_nano import world
+from allocembed_nano.names import ASSETS
+from allocembed_nano.world.timeline import Scene
 from tests.small_runs import furthest, lines, small_trainer
 
 NANO = ASSETS / "nano-qwen3"

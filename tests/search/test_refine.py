@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from allocembed import EmbedConfig, world
+from allocembed import EmbedConfig
 from allocembed.search import VideoIndex
 from allocembed.search.refine import LOOKS, look_times, refine
 from allocembed.search.store import EmbeddedSegment
+from allocembed_nano import world
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 

@@ -17,7 +17,7 @@ from allocembed.budget import Budget, chunk_frames
 from allocembed.rdpo.negatives import TextPool
 from allocembed.resize import numbered_seconds
 
-# Independent random streams; they also differ from those of the nano backbones' training and of NanoRet's test videos.
+# Independent random streams.
 TRAINING, VALIDATION, CORPUS = 271_828_001, 271_828_002, 271_828_003
 
 

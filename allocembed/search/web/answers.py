@@ -175,11 +175,7 @@ class _Vectors:
 
 
 def toy_notice(backbone: str) -> str:
-    """What is to be said of a model that knows no real videos; empty for others.
-
-    >>> toy_notice("nano-qwen3")[:32], toy_notice("qwen3-vl-embedding-2b")
-    ('Toy model: nano-qwen3 knows only', '')
-    """
+    """What is to be said of a model that knows no real videos; empty for others."""
     try:
         toy = find_entry(backbone).notice is not None
     except AllocEmbedError:

@@ -12,10 +12,11 @@ from allocembed.backbones.checkpoint import Checkpoint
 from allocembed.backbones.gemma.inputs import GEMMA, QUERY, SIZES, GemmaInputs
 from allocembed.backbones.gemma.language import token_weights
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import ASSETS, REGISTRY, BackboneEntry
+from allocembed.backbones.registry import REGISTRY, BackboneEntry
 from allocembed.backbones.text_half import load_text_half
 from allocembed.budget import Grid
 from allocembed.errors import BackboneError
+from allocembed_nano.names import ASSETS
 from tests.backbones.items import rows_of, text, video
 from tests.tiny import GEMMA_TOKENS
 

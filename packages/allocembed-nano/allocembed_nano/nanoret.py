@@ -8,31 +8,40 @@ The videos never become files: a video is sampled exactly as a decoded file of N
 through `AllocEmbed.stream` like any other clip. All methods see the same rendering.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from allocembed import world
 from allocembed.allocators.base import Allocator
 from allocembed.backbones.base import Backbone
+from allocembed.benchmarks import report
+from allocembed.benchmarks.campaign import CampaignResults, cost_unit, load_allocators, load_evaluated, save_sweeps
 from allocembed.benchmarks.metrics import Score, measure
 from allocembed.benchmarks.report import TableLayout
-from allocembed.benchmarks.request import NANO_RETRIEVAL as RETRIEVAL
-from allocembed.benchmarks.request import NANO_SUBSETS as SUBSETS
-from allocembed.benchmarks.request import check_videos
+from allocembed.benchmarks.request import short_titles
 from allocembed.benchmarks.runner import Progress
+from allocembed.benchmarks.sweep import Sweep, make_embedders
 from allocembed.benchmarks.tasks import BenchmarkTask, check_names
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed, Failure, TextEmbedding, VideoEmbedding
 from allocembed.errors import ConfigError
+from allocembed.output.files import make_room
 from allocembed.video import Clip, candidate_indices
-from allocembed.world.files import USUAL_FRAMES
-from allocembed.world.timeline import Kind
+from allocembed_nano import world
+from allocembed_nano.request import RETRIEVAL, SUBSETS, NanoRequest, check_videos
+from allocembed_nano.world.files import USUAL_FRAMES
+from allocembed_nano.world.timeline import Kind
+
+if TYPE_CHECKING:
+    from allocembed.benchmarks.campaign import ShowProgress
 
 LAYOUT = TableLayout("NanoRet", averages={"retrieval": RETRIEVAL, "all": tuple(SUBSETS)}, videos=SUBSETS)
 
@@ -64,6 +73,38 @@ class VideoSet:
     def text_source(self, purpose: str) -> random.Random:
         """Randomness for one kind of text, independent of which other kinds are drawn."""
         return random.Random(f"{self.key} {purpose}")
+
+
+def run(request: NanoRequest, *, progress: ShowProgress | None = None) -> CampaignResults:
+    """Score each method with each backbone, once or at each point of a sweep, whose files it writes."""
+    if request.sweep:
+        make_room(request.out / "sweep.json")
+    found: dict[str, list[Score]] = {}
+    titles = short_titles(request.backbones)
+    # All are loaded first, so that a wrong one is found before any is measured. Their notice is not given: NanoRet is
+    # the world that they know.
+    settings = {title: request.settings_of(name) for name, title in titles.items()}
+    backbones = {title: load_evaluated(*each, request.config.device) for title, each in settings.items()}
+    for title, backbone in backbones.items():
+        allocators, (_, config) = load_allocators(request.methods, backbone), settings[title]
+        embedders = make_embedders(request.sweep, backbone, allocators, config)
+        with progress(title) if progress else nullcontext() as line:
+            update = line.update if line else None
+            found[title] = evaluate_embedders(
+                embedders, subsets=request.subsets, limit=request.limit, seed=request.seed, progress=update
+            )
+    note, unit = describe_videos(request.limit, request.seed), cost_unit(request)
+    if over := request.sweep:
+        notes, videos = [unit, note], SUBSETS
+        sweeps = [Sweep(over, title, scores, notes, videos=videos) for title, scores in found.items()]
+        return save_sweeps(sweeps, LAYOUT.title, request.out)
+    rows, texts, tables = [], [], []
+    for title, scores in found.items():
+        layout = replace(LAYOUT, title=f"{LAYOUT.title}, {title}")
+        rows += report.as_json(scores, **({"backbone": title} if len(found) > 1 else {}))
+        texts.append(report.markdown(scores, layout, f"{note}; {unit}"))
+        tables.append(report.rich_table(scores, layout, f"{note}; {unit}"))
+    return CampaignResults(True, {"rows": rows}, "\n".join(texts), tables=tables)
 
 
 def evaluate(

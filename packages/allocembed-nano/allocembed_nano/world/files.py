@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from allocembed.world.atlas import load_atlas
-from allocembed.world.render import render
-from allocembed.world.timeline import Timelines, sample_fractions
+from allocembed_nano.world.atlas import load_atlas
+from allocembed_nano.world.render import render
+from allocembed_nano.world.timeline import Timelines, sample_fractions
 
 USUAL_FRAMES = 480
 KEYFRAME_INTERVAL = 24

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from allocembed.world import vocabulary as vocab
-from allocembed.world.atlas import (
+from allocembed_nano.world import vocabulary as vocab
+from allocembed_nano.world.atlas import (
     BANK_HEIGHT,
     BANK_WIDTH,
     LEVELS,
@@ -24,7 +24,7 @@ from allocembed.world.atlas import (
     load_atlas,
     pyramid,
 )
-from allocembed.world.timeline import PLATE_HEIGHT, PLATE_PADDING, Scene, Timelines, slots_at
+from allocembed_nano.world.timeline import PLATE_HEIGHT, PLATE_PADDING, Scene, Timelines, slots_at
 
 LANDSCAPE = (144, 192)
 PORTRAIT = (192, 144)
@@ -61,7 +61,7 @@ def render(
     `size` is (H, W), by default 144 by 192 or its transpose. `chunk` frames are rendered at a time, which bounds the
     memory; the default suits the cache of a CPU or a large GPU.
 
-    >>> from allocembed.world.timeline import draw, sample_fractions
+    >>> from allocembed_nano.world.timeline import draw, sample_fractions
     >>> render(draw(2, seed=0), sample_fractions(3)).shape
     torch.Size([2, 3, 3, 144, 192])
     """

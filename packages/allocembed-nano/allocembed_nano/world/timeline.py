@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from allocembed.world import vocabulary as vocab
+from allocembed_nano.world import vocabulary as vocab
 
 MAX_EVENTS = 8
 PIECES = 3

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from allocembed import world
-from allocembed.benchmarks import nano
 from allocembed.budget import Budget
 from allocembed.rdpo.data.base import CORPUS, TRAINING, VALIDATION
-from allocembed.rdpo.data.world import WorldSource, draw_timelines
-from allocembed.world import vocabulary as vocab
-from allocembed.world.timeline import EVENT_SLOTS
+from allocembed_nano import nanoret, world
+from allocembed_nano.training import WorldSource, draw_timelines
+from allocembed_nano.world import vocabulary as vocab
+from allocembed_nano.world.timeline import EVENT_SLOTS
 
 CPU = torch.device("cpu")
 BUDGET = Budget.parse("8f")
@@ -45,8 +44,8 @@ def test_training_validation_corpus_and_test_videos_never_meet():
     streams = [events(draw_timelines([0, stream, 0], 64)) for stream in (TRAINING, VALIDATION)]
     streams.append(events(draw_timelines([0, CORPUS], 64)))
     streams.append(events(draw_timelines([0, TRAINING, 1], 64)))
-    streams += [events(nano.draw_videos(name, 64).timelines) for name in nano.TEST_SEEDS]
-    streams += [events(nano.draw_videos(name, 64, seed=0).timelines) for name in nano.TEST_SEEDS]
+    streams += [events(nanoret.draw_videos(name, 64).timelines) for name in nanoret.TEST_SEEDS]
+    streams += [events(nanoret.draw_videos(name, 64, seed=0).timelines) for name in nanoret.TEST_SEEDS]
     assert len(set.union(*streams)) == sum(map(len, streams))
 
 
@@ -72,7 +71,7 @@ def test_a_step_is_the_same_however_many_processes_share_it(worldly):
 def test_world_videos_are_sampled_as_the_benchmark_samples_them(worldly):
     prepared = worldly.prepare(TRAINING, 0, 4, BUDGET, 9, range(4))
     batch = worldly.finish(prepared, CPU)
-    clips = nano.clips_of(nano.VideoSet("short", "", prepared.timelines), range(4), [9])[9]
+    clips = nanoret.clips_of(nanoret.VideoSet("short", "", prepared.timelines), range(4), [9])[9]
     for videos in batch.videos:
         for row, member in enumerate(videos.members):
             assert np.array_equal(videos.frames[row].permute(0, 2, 3, 1).numpy(), clips[member].frames)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from allocembed.world import vocabulary as vocab
-from allocembed.world.timeline import EVENT_SLOTS, Timelines, draw
+from allocembed_nano.world import vocabulary as vocab
+from allocembed_nano.world.timeline import EVENT_SLOTS, Timelines, draw
 
 MOMENTS = (
     "{a_thing} {where} beside a sign reading {sign}",

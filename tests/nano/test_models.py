@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from allocembed import AllocEmbed, world
+from allocembed import AllocEmbed
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.registry import ASSETS
-from allocembed.benchmarks import nano
+from allocembed_nano import nanoret, world
+from allocembed_nano.names import ASSETS
 from tests.stages import allocated
 
 BACKBONES = ("nano-qwen3", "nano-qwen2", "nano-gemma")
@@ -49,7 +49,7 @@ def test_the_backbones_differ_in_family_and_depth():
 
 @pytest.mark.slow
 def test_full_resolution_finds_single_moments(backbone):
-    rows = nano.evaluate(backbone, ["base", "full"], subsets=["long-clip"], limit=20, seed=11)
+    rows = nanoret.evaluate(backbone, ["base", "full"], subsets=["long-clip"], limit=20, seed=11)
     hits = {row.method: row.hit1 for row in rows}
     assert hits["full"] >= 75 and hits["full"] >= hits["base"] + 20
 
@@ -58,7 +58,7 @@ def test_full_resolution_finds_single_moments(backbone):
 def test_the_allocator_is_the_default_keeps_the_budget_and_beats_uniform(backbone):
     learned = AllocEmbed(backbone)
     assert learned.allocator.name == "learned"
-    rows = nano.evaluate_embedders(
+    rows = nanoret.evaluate_embedders(
         {"uniform": AllocEmbed(backbone, "uniform"), "learned": learned}, subsets=["short-clip"], limit=32, seed=11
     )
     hits = {row.method: row.hit1 for row in rows}
@@ -68,11 +68,11 @@ def test_the_allocator_is_the_default_keeps_the_budget_and_beats_uniform(backbon
 
 @pytest.mark.slow
 def test_chunks_with_an_event_get_more_tokens_than_the_others(in_pairs):
-    videos = nano.draw_videos("long", limit=12, seed=11)
+    videos = nanoret.draw_videos("long", limit=12, seed=11)
     embedder = AllocEmbed(in_pairs)
     on_events, elsewhere = [], []
-    for number, clip in enumerate(nano.clips_of(videos, range(12), [24])[24]):
-        seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nano.NOMINAL_FRAMES - 1))
+    for number, clip in enumerate(nanoret.clips_of(videos, range(12), [24])[24]):
+        seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nanoret.NOMINAL_FRAMES - 1))
         shown = (seen[0] >= 0).reshape(-1, 2).any(1)
         tokens = np.array([grid.tokens for grid in allocated(embedder, clip).grids])
         on_events += tokens[shown].tolist()
@@ -82,12 +82,12 @@ def test_chunks_with_an_event_get_more_tokens_than_the_others(in_pairs):
 
 @pytest.mark.slow
 def test_a_question_moves_tokens_to_the_chunks_it_is_about(in_pairs):
-    videos = nano.draw_videos("qa", limit=24, seed=11)
+    videos = nanoret.draw_videos("qa", limit=24, seed=11)
     embedder = AllocEmbed(in_pairs)
     told, untold = [], []
-    clips = nano.clips_of(videos, range(24), [24])[24]
-    for number, (clip, question) in enumerate(zip(clips, nano.questions(videos), strict=True)):
-        seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nano.NOMINAL_FRAMES - 1))
+    clips = nanoret.clips_of(videos, range(24), [24])[24]
+    for number, (clip, question) in enumerate(zip(clips, nanoret.questions(videos), strict=True)):
+        seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nanoret.NOMINAL_FRAMES - 1))
         asked = (seen[0] == question.event).reshape(-1, 2).any(1)
         for text, tokens in ((question.text, told), (None, untold)):
             allocation = allocated(embedder, clip, text)

@@ -1,7 +1,7 @@
 """The whole path in one command: make videos, embed them under a budget, search them, compare the methods.
 
-The videos come from the procedural world of `allocembed.world`, the only one that the bundled nano models know. They
-are real MP4 files and are decoded like any other.
+The videos come from the procedural world of `allocembed_nano.world`, the only one that the nano models know. They are
+real MP4 files and are decoded like any other.
 """
 
 import hashlib
@@ -18,16 +18,17 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from allocembed import __version__, film, world
+from allocembed import __version__, film
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
-from allocembed.benchmarks import nano, report
+from allocembed.benchmarks import report
 from allocembed.benchmarks.runner import Progress
 from allocembed.config import DType, EmbedConfig
 from allocembed.embedder import AllocEmbed, VideoEmbedding
 from allocembed.errors import MissingDependency
 from allocembed.output.console import ProgressLine, showing, stderr
 from allocembed.output.files import whole_file
+from allocembed_nano import nanoret, world
 
 SEED = 27_182_001  # of the demo's own test videos
 VIDEOS = 12
@@ -174,15 +175,13 @@ def _embed(embedder: AllocEmbed, paths: Sequence[Path], progress: Progress) -> l
 def _compare(model: Backbone, embedder: AllocEmbed, sample: int, steps: "_Steps", console: Console) -> None:
     with steps.step("compare", "comparing the methods") as step:
         methods = METHODS if embedder.allocator.name in METHODS else [*METHODS, embedder.allocator]
-        scores = nano.evaluate(model, methods, limit=sample, progress=step.update)
+        scores = nanoret.evaluate(model, methods, limit=sample, progress=step.update)
         step.result = (
             f"the methods on {3 * sample} other videos of this toy world: how many of 100 texts find their video, or "
             "questions their answer, first; cost 1.000× is eight full frames:\n"
         )
-    note = (
-        f"{sample} of every {nano.VIDEOS} videos; for the full benchmark: allocembed eval nano\n{embedder.budget.unit}"
-    )
-    console.print(report.rich_table(scores, nano.LAYOUT, note))
+    note = f"{sample} of every {nanoret.VIDEOS} videos; for the full benchmark: allocembed eval nano"
+    console.print(report.rich_table(scores, nanoret.LAYOUT, f"{note}\n{embedder.budget.unit}"))
 
 
 def _serve(

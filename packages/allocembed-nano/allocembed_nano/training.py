@@ -9,14 +9,14 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from allocembed import world
 from allocembed.budget import Budget
 from allocembed.rdpo.config import TrainConfig
 from allocembed.rdpo.data.base import CORPUS, Source, TrainingBatch, TrainingExample, VideoBatch, own_example
 from allocembed.rdpo.negatives import TextPool
 from allocembed.video.clip import candidate_indices
-from allocembed.world.files import USUAL_FRAMES
-from allocembed.world.timeline import Kind, Orientation
+from allocembed_nano import world
+from allocembed_nano.world.files import USUAL_FRAMES
+from allocembed_nano.world.timeline import Kind, Orientation
 
 Mixture: TypeAlias = tuple[float, float, float]
 LENGTHS: tuple[Kind, ...] = ("short", "long")
@@ -74,6 +74,11 @@ class WorldSource(Source):
                 times = fractions * chosen.duration[:, None]
                 videos.append(VideoBatch(members, frames, times, np.full(len(members), USUAL_FRAMES)))
         return TrainingBatch(prepared.examples, videos, prepared.budget)
+
+
+def open_world(config: TrainConfig) -> WorldSource:
+    """The source for the settings of a run."""
+    return WorldSource(config.seed, config.pool, config.mixture, texts=config.target == "text")
 
 
 def draw_timelines(seed: Sequence[int], count: int) -> world.Timelines:

@@ -9,17 +9,17 @@ from urllib.parse import parse_qs
 import pytest
 from rich.console import Console
 
-from allocembed import demo, world
 from allocembed.backbones.registry import REGISTRY, BackboneEntry
 from allocembed.errors import MissingDependency, OutputError
 from allocembed.policy.frame_module import FrameModuleConfig
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
+from allocembed_nano import demo, world
 
 
 @pytest.fixture(autouse=True)
 def small_videos(monkeypatch):
     monkeypatch.setattr(demo, "SIZE", (72, 96))
-    monkeypatch.setattr("allocembed.world.files.USUAL_FRAMES", 60)
+    monkeypatch.setattr("allocembed_nano.world.files.USUAL_FRAMES", 60)
 
 
 def show(out: Path, backbone: str | Path, videos: int) -> tuple[str, list[demo.DemoAnswer]]:

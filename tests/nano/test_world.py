@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from allocembed import world
-from allocembed.world import vocabulary as vocab
-from allocembed.world.text import KINDS, MOMENTS, REMEMBERED
-from allocembed.world.timeline import EVENT_SLOTS, LONG_SIDE, PLATE_HEIGHT, Scene, slots_at
+from allocembed_nano import world
+from allocembed_nano.world import vocabulary as vocab
+from allocembed_nano.world.text import KINDS, MOMENTS, REMEMBERED
+from allocembed_nano.world.timeline import EVENT_SLOTS, LONG_SIDE, PLATE_HEIGHT, Scene, slots_at
 
 
 def middle(batch: world.Timelines, video: int, event: int) -> float:
