@@ -23,9 +23,9 @@ Without a package, `METHODS["middle"] = MiddleFirst` adds the name in this proce
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Generic, TypeVar
 
 from allocembed.errors import ConfigError
@@ -58,7 +58,7 @@ class Names(MutableMapping[str, T], Generic[T]):
 
     @cached_property
     def _added(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in entry_points(group=self.group)}
+        return {point.name: point for point in installed().select(group=self.group)}
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._own, **self._added})
@@ -106,6 +106,12 @@ class Names(MutableMapping[str, T], Generic[T]):
                 f"the package {package} adds the name {name} to {self.group}, but cannot be imported ({error}): "
                 "update or uninstall it"
             ) from error
+
+
+@cache
+def installed() -> EntryPoints:
+    """The entry points of all packages, looked up once for all groups: each look takes some milliseconds."""
+    return entry_points()
 
 
 def load_place(place: str) -> Any:

@@ -1,6 +1,6 @@
 """Names that installed packages add."""
 
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
@@ -16,7 +16,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names[type]:
         EntryPoint("thread", "collections:Counter", "allocembed.example"),
         EntryPoint("broken", "no_such_module:Thing", "allocembed.example"),
     ]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [each for each in added if each.group == group])
+    monkeypatch.setattr(plugins, "installed", lambda: EntryPoints(added))
     return Names("allocembed.example", {"thread": "threading:Thread"})
 
 

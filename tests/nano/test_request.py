@@ -35,7 +35,7 @@ def test_wrong_options_are_named(settings, message):
     assert message in str(error.value)
 
 
-def test_commands_requests_and_names_do_not_import_torch():
-    modules = "allocembed_nano.request, allocembed_nano.commands, allocembed_nano.names"
+def test_commands_and_names_do_not_import_torch():
+    modules = "allocembed_nano.cli.demo, allocembed_nano.cli.evaluate, allocembed_nano.names"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

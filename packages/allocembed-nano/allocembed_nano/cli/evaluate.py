@@ -1,29 +1,14 @@
-"""`allocembed demo`, the whole path on toy videos, and `allocembed eval nano`. Importing this does not import torch."""
+"""`allocembed eval nano`."""
 
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from allocembed.cli.evaluate import HIDDEN, show
-from allocembed.cli.options import FLAT, UNSET, AsJson, Command, Config, Flag, Out, all_but
+from allocembed.cli.options import FLAT, UNSET, AsJson, Command
 from allocembed.output.console import progress, say
 from allocembed.output.files import make_room, write_text
 from allocembed_nano.request import NanoRequest
-
-
-@partial(Command, hidden=all_but("backbone", "device", "dtype"), preset={"backbone": "nano-qwen3"})
-def demo(config: Config, out: Out = Path("allocembed-demo"), serve: Flag = False) -> None:
-    """Make a dozen toy videos, embed and search them, and compare the methods: the whole path in a few minutes.
-
-    Args:
-        out: Folder for the videos and the page; git ignores it.
-        serve: Try the search page on the videos, in your browser, instead of the comparison.
-    """
-    config.check()
-    make_room(out / "film.html")
-    from allocembed_nano.demo import run_demo
-
-    run_demo(out, config.backbone, device=config.device, dtype=config.dtype, serve=serve)
 
 
 @partial(Command, hidden=HIDDEN)
