@@ -182,7 +182,7 @@ def test_an_empty_text_has_a_vector_of_its_own(backbone):
 def test_text_states_end_in_the_pooled_state(backbone):
     texts = ["a red car", "x"]
     for words, states in zip(texts, backbone.text_states(texts), strict=True):
-        assert states.shape[1] == backbone.width and states.dtype == torch.float32
+        assert states.shape[1] == backbone.widths.tokens and states.dtype == torch.float32
         assert (backbone.vectors(states[-1:]) - backbone.embed([text(words)])).abs().max() < CLOSE
 
 
@@ -196,7 +196,7 @@ def test_tower_output_can_be_shared_between_rows(backbone):
         each = [backbone.see(part, np.array([grid])) for part, grid in zip(parts[::-1], grids[::-1], strict=True)]
         joined = TowerOutput.concat(each)
         index = torch.tensor([16, *range(4, 16), *range(4)])
-        vector = backbone.read(rows_of(backbone, [item]), joined.select(index))
+        vector = backbone.read(rows_of(backbone, [item]), joined.select(index, torch.tensor([2, 1, 0])))
     assert (vector - backbone.embed([item])).abs().max() < CLOSE
 
 
@@ -218,12 +218,12 @@ def test_previews_are_features_of_every_chunk_and_of_texts(backbone):
     frames = torch.from_numpy(noise(backbone, 5)).permute(0, 3, 1, 2).unflatten(0, (-1, per_chunk))
     previewer = BackbonePreview(backbone, tokens=6, summary=True)
     asked, silent = previewer.look(frames, asked=True), previewer.look(frames, asked=False)
-    assert asked.shape == silent.shape and asked.shape[0] == 5 and asked.shape[2] == backbone.width
+    assert asked.shape == silent.shape and asked.shape[0] == 5 and asked.shape[2] == backbone.widths.tokens
     assert torch.equal(asked[:, 1:], silent[:, 1:]) and not silent[:, 0].any() and asked[:, 0].abs().sum() > 0
     alone = torch.cat([previewer.look(frames[i : i + 1], asked=True) for i in range(5)])
     assert (alone - asked).abs().max() < 1e-4
     words = previewer.read(["what is it?"])[0]
-    assert words.shape[1] == backbone.width
+    assert words.shape[1] == backbone.widths.tokens
 
 
 def test_rollouts_give_the_vectors_of_the_ordinary_path(backbone):
@@ -244,7 +244,7 @@ def test_rollouts_give_the_vectors_of_the_ordinary_path(backbone):
 
 def learned_for(backbone, folder) -> Learned:
     previewer = BackbonePreview(backbone, tokens=6, summary=True)
-    module = FrameModuleConfig(backbone.width, backbone.width, width=32, heads=2, layers=1, summary=True)
+    module = FrameModuleConfig(backbone.widths.tokens, backbone.widths.tokens, width=32, heads=2, layers=1, summary=True)
     torch.manual_seed(0)
     return Learned(ScalePolicy(PolicyConfig(module, "backbone", str(folder))), previewer)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput
+from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput, Widths
 from allocembed.backbones.registry import FAMILIES, Family
 from allocembed.geometry import Geometry
 from allocembed.inputs import Inputs
@@ -115,8 +115,9 @@ class TinyMeanBackbone(Backbone):
     def frame_token(self) -> int:
         return self.tokenizer.convert_tokens_to_ids(FRAME)
 
-    def find_widths(self) -> tuple[int, int]:
-        return self.model.config.hidden_size, self.model.config.dimensions
+    def find_widths(self) -> Widths:
+        width = self.model.config.hidden_size
+        return Widths(width, width, self.model.config.dimensions, width)
 
     def project(self, pooled: torch.Tensor) -> torch.Tensor:
         return self.model.head(pooled)
@@ -124,7 +125,7 @@ class TinyMeanBackbone(Backbone):
     def reserved_words(self) -> Sequence[str]:
         return (FRAME,)
 
-    def tokenise(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+    def token_ids(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         for prompt in prompts:
             for text in filter(None, (prompt.text, prompt.instruction)):
                 self.check_text(text)

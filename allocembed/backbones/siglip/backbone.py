@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput
+from allocembed.backbones.base import Backbone, Batching, Prompt, TokenRow, TowerOutput, Widths
 from allocembed.errors import BackboneError
 from allocembed.resize import send
 
@@ -60,17 +60,17 @@ class SiglipBackbone(Backbone):
     """google/siglip2-base-patch16-naflex and its larger siblings."""
 
     family = "siglip2"
-    query_instruction = None
+    has_language_model = False
 
-    def find_widths(self) -> tuple[int, int]:
+    def find_widths(self) -> Widths:
         text, vision = self.model.config.text_config, self.model.config.vision_config
         if len({text.hidden_size, text.projection_size, vision.hidden_size}) > 1:
             raise BackboneError(f"the vectors of texts and pictures of {self.name} differ in length: use another model")
-        return vision.hidden_size, vision.hidden_size
+        width = vision.hidden_size
+        return Widths(width, width, width, width)
 
     def set_up(self) -> None:
         self.longest: int = self.model.config.text_config.max_position_embeddings
-        self.tokenizer([""])  # some tokenizers change their settings on the first call
 
     @property
     def tower(self) -> Any:
@@ -84,13 +84,7 @@ class SiglipBackbone(Backbone):
     def describe_prompts(self) -> str:
         return f"texts in lower case and of {self.longest} tokens, the mean of the frames' vectors"
 
-    def reserved_words(self) -> Sequence[str]:
-        return ()
-
-    def tokenise(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        for prompt in prompts:
-            for text in filter(None, (prompt.text, prompt.instruction)):
-                self.check_text(text)
+    def token_ids(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         texts = [
             " ".join(filter(None, (prompt.instruction, prompt.text))).lower()
             for prompt in prompts
@@ -176,7 +170,7 @@ class SiglipBackbone(Backbone):
         return RowInputs(*(send(tensor, self.device) for tensor in tensors), rows=len(rows))
 
     def pool(self, prepared: RowInputs, features: TowerOutput | None = None) -> torch.Tensor:
-        pooled = torch.zeros((prepared.rows, self.width), dtype=self.dtype, device=self.device)
+        pooled = torch.zeros((prepared.rows, self.widths.pooled), dtype=self.dtype, device=self.device)
         if features is not None and len(prepared.shown):
             frames = self._look(features.tokens[prepared.places], prepared.inside)
             frames = F.normalize(frames, dim=-1) * prepared.share[:, None]
