@@ -97,6 +97,11 @@ def check_data(config: TrainConfig) -> None:
 def make_source(config: TrainConfig, backbone: Backbone | None = None) -> Source:
     """The source that `data` names; lines of a .jsonl whose texts the backbone cannot embed are skipped."""
     texts = config.target == "text"
+    if backbone is not None and config.data and texts and not backbone.reads_texts:
+        raise ConfigError(
+            f"{backbone.name} embeds no texts, so it cannot rank captions: pass --videos FOLDER without --data, or "
+            "--target video"
+        )
     if config.data == WORLD:
         return WorldSource(config.seed, config.pool, config.mixture, texts=texts)
     folder = _videos(config)

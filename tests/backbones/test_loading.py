@@ -15,7 +15,7 @@ from allocembed.backbones.checkpoint import Checkpoint, check_backbone
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.text_half import load_text_half
 from allocembed.errors import BackboneError
-from tests.backbones.items import rows_of, text
+from allocembed.testing.items import rows_of, text
 
 
 @pytest.fixture(params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])

@@ -19,7 +19,7 @@ from allocembed.execution.stream import Prepared, embed_jobs
 from allocembed.threads import map_ordered
 from allocembed.video import DecodeLimits, sample
 from tests.allocators.test_learned import save_policy
-from tests.backbones.items import text, video
+from allocembed.testing.items import text, video
 from tests.clips import LONG_GROUPS, picture, write_video
 
 

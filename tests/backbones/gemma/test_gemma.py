@@ -16,7 +16,7 @@ from allocembed.backbones.registry import ASSETS, REGISTRY, BackboneEntry
 from allocembed.backbones.text_half import load_text_half
 from allocembed.budget import Grid
 from allocembed.errors import BackboneError
-from tests.backbones.items import rows_of, text, video
+from allocembed.testing.items import rows_of, text, video
 from tests.tiny import GEMMA_TOKENS
 
 
