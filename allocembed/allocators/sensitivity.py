@@ -70,10 +70,7 @@ class Sensitivity(Allocator):
     needs_backbone = True
 
     def __init__(
-        self,
-        backbone: Backbone,
-        looks: Sequence[tuple[LookSize, LookSize]] | None = None,
-        exponent: float = EXPONENT,
+        self, backbone: Backbone, looks: Sequence[tuple[LookSize, LookSize]] | None = None, exponent: float = EXPONENT
     ) -> None:
         """The usual `looks` are those of the backbone's family, which says how they are written."""
         self.backbone, self.exponent = backbone, exponent

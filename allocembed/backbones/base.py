@@ -138,7 +138,7 @@ class Backbone(ABC):
         allocator: str | None = None,
         compile: bool = False,
     ) -> None:
-        self.model = model.eval().requires_grad_(False)
+        self.model: Any = model.eval().requires_grad_(False)  # its parts have other types in every family
         self.tokenizer: Any = tokenizer  # None if the family reads no texts
         self.inputs, self.geometry, self.name = inputs, inputs.geometry, name
         self.widths = self.find_widths()
