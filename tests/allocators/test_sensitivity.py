@@ -23,7 +23,7 @@ from tests.stages import allocated
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder", "mean_pool_folder"])
+@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder", "siglip_folder"])
 def backbone(request):
     return load_backbone(request.getfixturevalue(request.param), device="cpu")
 
@@ -125,9 +125,9 @@ LOOKS = [(6, 12), (12, 2)]
 
 
 @pytest.mark.parametrize("question", [None, "what is it?"])
-def test_moves_are_those_of_rows_embedded_one_by_one(mean_pool_folder, clip, question):
+def test_moves_are_those_of_rows_embedded_one_by_one(siglip_folder, clip, question):
     """For a family that shares nothing between the rows."""
-    backbone = load_backbone(mean_pool_folder, device="cpu")
+    backbone = load_backbone(siglip_folder, device="cpu")
     looks = Sensitivity(backbone, LOOKS).look(clip, AllocationRequest(backbone.geometry, Budget(), question=question))
     for moves, look in zip(looks.moves, LOOKS, strict=True):
         assert np.abs(moves - moves_of_whole_rows(backbone, clip, look, question)).max() < 2e-6
