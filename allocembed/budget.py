@@ -116,7 +116,10 @@ class Allocation:
     base_frames: int = BASE_FRAMES
     """Frames that Base embeds of this video, at native size."""
     look_tokens: int = 0
-    """Tokens that the backbone read to find this allocation, besides its cost; only some methods read any."""
+    """Tokens read to find this allocation, besides its cost: those of the language model or, in a family without one,
+    of the vision tower. Only some methods read any."""
+    look_tower_tokens: int = 0
+    """Visual tokens that the vision tower made to find this allocation."""
 
     @property
     def cost(self) -> int:

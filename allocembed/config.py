@@ -42,7 +42,8 @@ class EmbedConfig:
     allocator: str = "auto"
     """How the budget is spent: base, full, uniform, content, select, sensitivity, learned, the folder or hub id of a
     learned allocator, or auto (learned if one is bundled for the backbone, else uniform). learned+sensitivity and
-    FOLDER+sensitivity multiply the two. sensitivity:24-48 looks with 24 and 48 tokens a chunk."""
+    FOLDER+sensitivity multiply the two. sensitivity:24-48 looks with 24 and 48 tokens a chunk,
+    sensitivity:25%-100% with shares of its native size."""
     budget: str = "8f"
     """Most visual tokens per video: 8f for the cost of 8 native frames, or a number of tokens."""
     candidates: int = CANDIDATES

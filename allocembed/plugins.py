@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cache, cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from allocembed.errors import ConfigError
@@ -109,7 +109,7 @@ class Names(MutableMapping[str, T], Generic[T]):
 
 
 @cache
-def installed() -> EntryPoints:
+def installed() -> Any:
     """The entry points of all packages, looked up once for all groups: each look takes some milliseconds."""
     return entry_points()
 

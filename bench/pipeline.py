@@ -37,7 +37,8 @@ from rich.table import Table
 from shapes import SHAPES, make_allocator, make_backbone
 
 from allocembed.allocators.base import Allocator, Plan
-from allocembed.backbones.base import Backbone, Item, UnderWay
+from allocembed.backbones.base import Backbone, Item
+from allocembed.backbones.batches import UnderWay
 from allocembed.budget import Allocation
 from allocembed.config import DecoderName, Seek
 from allocembed.embedder import AllocEmbed, Failure

@@ -84,7 +84,8 @@ def train_tokenizer(family: str) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     frame = [INSTRUCTION, VIDEO_TEXT, "system\n", "user\n", "assistant\n"]
-    frame += [FAMILIES[name].load().query_instruction or "" for name in ("qwen2_vl", "qwen3_vl")]
+    kinds = (FAMILIES["qwen2_vl"], FAMILIES["qwen3_vl"])
+    frame += [kind.load().find_query_instruction(next(iter(kind.inputs.values()))) or "" for kind in kinds]
     special = list(SPECIAL)
     if family == "gemma":
         frame, special = [DOCUMENT, QUERY], ["<pad>", "<eos>", "<bos>", *GEMMA_SPECIAL.values()]

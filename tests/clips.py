@@ -8,15 +8,10 @@ import av
 import numpy as np
 import pytest
 
+from allocembed.testing.videos import picture
+
 WIDTH, HEIGHT, RATE = 64, 48, 25
 LONG_GROUPS = {"g": "60", "bf": "3", "sc_threshold": "0"}
-
-
-def picture(index: int, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray:
-    """(H, W, 3) uint8: a gradient that moves, so that no two frames are alike."""
-    y, x = np.mgrid[:height, :width]
-    channels = (x * 3 + index * 5, y * 4 + index * 3, x + y + index * 11)
-    return np.stack([channel % 256 for channel in channels], axis=-1).astype(np.uint8)
 
 
 def write_video(

@@ -13,7 +13,7 @@ import torch
 from allocembed.backbones.base import Backbone
 from allocembed.backbones.loading import load_backbone
 from tests import tiny
-from tests.families import mean_pool, siglip
+from tests.families import siglip
 from tests.object_storage import ObjectServer
 
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
@@ -76,12 +76,6 @@ def qwen35_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def siglip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return siglip.save(tmp_path_factory.mktemp("siglip"))
-
-
-@pytest.fixture(scope="session")
-def mean_pool_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the family that is not Qwen-like."""
-    return mean_pool.save(tmp_path_factory.mktemp("mean_pool"))
 
 
 @pytest.fixture(scope="session")

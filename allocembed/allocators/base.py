@@ -53,7 +53,6 @@ class Plan:
 
     `kept` are rising positions in the clip, `scales` one positive number per chunk of kept frames. `grow` lets the
     projection enlarge chunks beyond their request to use up the budget. `bounded=False` ignores the budget (Full only).
-    `look_tokens` are those that the backbone's language model read to make the plan.
     """
 
     kept: np.ndarray
@@ -61,6 +60,9 @@ class Plan:
     grow: bool = True
     bounded: bool = True
     look_tokens: int = 0
+    """Tokens that a language model read to make the plan; in a family without one, those of the vision tower."""
+    look_tower_tokens: int = 0
+    """Visual tokens that a vision tower made for the plan."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def allocate_clip(clip: Clip, plan: Plan, request: AllocationRequest) -> Allocat
         base_cost=int(fitted.base_costs[0]),
         base_frames=min(request.budget.base_frames, clip.total),
         look_tokens=plan.look_tokens,
+        look_tower_tokens=plan.look_tower_tokens,
     )
 
 

@@ -3,9 +3,8 @@
 The two err differently, so their product is better than either. It costs what both cost.
 """
 
+from dataclasses import replace
 from typing import Self
-
-import numpy as np
 
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.allocators.learned import Learned
@@ -49,4 +48,9 @@ class Both(Allocator):
             return plan
         looks = self.sensitivity.look(clip, request)
         scales = plan.scales ** POWERS[0] * scales_from(looks.moves, self.sensitivity.exponent) ** POWERS[1]
-        return Plan(np.arange(len(clip)), scales, grow=plan.grow, look_tokens=looks.tokens)
+        return replace(
+            plan,
+            scales=scales,
+            look_tokens=plan.look_tokens + looks.tokens,
+            look_tower_tokens=plan.look_tower_tokens + looks.tower_tokens,
+        )

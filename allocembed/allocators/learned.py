@@ -122,7 +122,14 @@ class Learned(Allocator):
             )
         low, high = request.scale_range
         scales = low + self.actions(clip.frames, request.question) * (high - low)
-        return Plan(np.arange(len(clip)), scales, grow=self.policy.config.grow)
+        read, made = self.previewer.tokens_of(clip.height, clip.width, asked=asks(request.question))
+        return Plan(
+            np.arange(len(clip)),
+            scales,
+            grow=self.policy.config.grow,
+            look_tokens=len(scales) * read,
+            look_tower_tokens=len(scales) * made,
+        )
 
     @torch.inference_mode()
     def actions(self, frames: np.ndarray | torch.Tensor, question: str | None = None) -> np.ndarray:

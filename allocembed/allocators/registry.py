@@ -18,6 +18,7 @@ from allocembed.plugins import Names
 if TYPE_CHECKING:
     from allocembed.allocators.base import Allocator
     from allocembed.backbones.base import Backbone
+    from allocembed.backbones.variants import LookSize
 
 LEARNED, SENSITIVITY, AUTO = "learned", "sensitivity", "auto"
 _OWN = {
@@ -57,18 +58,23 @@ def split_looks(name: str) -> tuple[str, str]:
     return head, looks
 
 
-def parse_looks(name: str) -> tuple[list[tuple[int, int]], float | None] | None:
-    """Looks and exponent (None if not stated) in a name such as "sensitivity:24-48"; None for any other name.
+def parse_looks(name: str) -> tuple[list[tuple[LookSize, LookSize]], float | None] | None:
+    """Looks and exponent (None if not stated) in a name such as "sensitivity:24-48"; None for any other name. Sizes are
+    tokens, or shares of the native ones in percent.
 
-    >>> parse_looks("sensitivity:6-12+12-24@1.5"), parse_looks("sensitivity:24-48"), parse_looks("uniform")
-    (([(6, 12), (12, 24)], 1.5), ([(24, 48)], None), None)
+    >>> parse_looks("sensitivity:6-12+12-24@1.5"), parse_looks("sensitivity:25%-100%"), parse_looks("uniform")
+    (([(6, 12), (12, 24)], 1.5), ([(0.25, 1.0)], None), None)
     """
-    form = re.fullmatch(rf"{SENSITIVITY}:(\d+-\d+(?:\+\d+-\d+)*)(?:@(\d+(?:\.\d+)?))?", name)
+    form = re.fullmatch(rf"{SENSITIVITY}:(\d+%?-\d+%?(?:\+\d+%?-\d+%?)*)(?:@(\d+(?:\.\d+)?))?", name)
     if form is None:
         return None
     pairs = [look.split("-") for look in form[1].split("+")]
-    looks = [(max(1, int(usual)), max(1, int(changed))) for usual, changed in pairs]
-    return looks, float(form[2]) if form[2] else None
+    return [(_size(usual), _size(changed)) for usual, changed in pairs], float(form[2]) if form[2] else None
+
+
+def _size(stated: str) -> LookSize:
+    number = max(1, int(stated.rstrip("%")))
+    return min(1.0, number / 100) if stated.endswith("%") else number
 
 
 def check_allocator(name: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from allocembed.allocators.base import AllocationRequest, Allocator, Plan
 from allocembed.allocators.registry import parse_looks
 from allocembed.backbones.base import Backbone, Prompt
-from allocembed.backbones.variants import Look, Variants, sizes_of
+from allocembed.backbones.variants import Look, LookSize, Variants, sizes_of
 from allocembed.budget import Grid, chunk_frames
 from allocembed.errors import PolicyError
 from allocembed.policy.preview import preview_grid
@@ -27,13 +27,13 @@ from allocembed.policy.replay import Replay, numbers_of, tensors_of, with_tensor
 from allocembed.resize import as_chunks, normalise, prompt_seconds, resize
 from allocembed.video.clip import Clip
 
-LOOKS = ((12, 24), (24, 6))
-"""Tokens of all chunks, and of the one that is changed, for each look."""
 EXPONENT = 1.5
 """The a of the model."""
 LEAST_SHARE = 0.03
 """Smaller moves count as this share of a look's mean: what a small look cannot see may still be there."""
 LEAST_MOVE = 1e-6  # below it, moves are rounding
+Read = tuple[torch.Tensor, torch.Tensor]
+"""Places of visual tokens and of chunk states that rows read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,8 @@ class Looks:
     moves: np.ndarray
     """(L, C) how far the vector moves, 1 − cos, for each look and chunk."""
     tokens: int
-    """Tokens that the language model read for it."""
+    tower_tokens: int
+    """What was read for it, as in `Plan`."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,20 @@ class Sensitivity(Allocator):
     needs_backbone = True
 
     def __init__(
-        self, backbone: Backbone, looks: Sequence[tuple[int, int]] = LOOKS, exponent: float = EXPONENT
+        self, backbone: Backbone, looks: Sequence[tuple[LookSize, LookSize]] | None = None, exponent: float = EXPONENT
     ) -> None:
-        self.backbone, self.looks, self.exponent = backbone, tuple(looks), exponent
+        """The usual `looks` are those of the backbone's family, which says how they are written."""
+        self.backbone, self.exponent = backbone, exponent
+        self.looks = tuple(backbone.looks if looks is None else looks)
         self._start()
 
     @classmethod
     def from_options(cls, options: str, backbone: Backbone | None) -> Self:
-        """Looks and an exponent, such as "12-24+24-6@1.5", or nothing for the usual ones."""
+        """Looks and an exponent, such as "12-24+25%-100%@1.5", or nothing for the usual ones."""
         if backbone is None or not backbone.has_weights:
             holder = "pass one" if backbone is None else "here another program holds its weights"
             raise PolicyError(f"{cls.name} looks with the backbone ({holder}): use uniform, content or learned")
-        looks, exponent = parse_looks(f"{cls.name}:{options}") or (LOOKS, None)
+        looks, exponent = parse_looks(f"{cls.name}:{options}") or (None, None)
         return cls(backbone, looks, EXPONENT if exponent is None else exponent)
 
     def _start(self) -> None:
@@ -101,7 +104,8 @@ class Sensitivity(Allocator):
 
     def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
         looks = self.look(clip, request)
-        return Plan(np.arange(len(clip)), scales_from(looks.moves, self.exponent), look_tokens=looks.tokens)
+        scales = scales_from(looks.moves, self.exponent)
+        return Plan(np.arange(len(clip)), scales, look_tokens=looks.tokens, look_tower_tokens=looks.tower_tokens)
 
     @torch.inference_mode()
     def look(self, clip: Clip, request: AllocationRequest) -> Looks:
@@ -116,7 +120,7 @@ class Sensitivity(Allocator):
         backbone, geometry = self.backbone, request.geometry
         frames = chunk_frames(np.arange(len(clip)), geometry.frames_per_chunk)
         native = geometry.native(clip.height, clip.width, frames=len(clip), listed=clip.listed)
-        looks = tuple((preview_grid(native, usual), preview_grid(native, changed)) for usual, changed in self.looks)
+        looks = tuple((look_grid(native, usual), look_grid(native, changed)) for usual, changed in self.looks)
         # First, so that a GPU resizes while the host writes the rows.
         pixels = self.shrink(as_chunks(clip.frames, geometry.frames_per_chunk), sizes_of(looks))
         seconds = prompt_seconds(clip, frames, backbone.inputs.list_rate)
@@ -124,7 +128,8 @@ class Sensitivity(Allocator):
         variants = backbone.prepare_variants(ids, looks, len(frames))
         kind = _Pass(looks, len(frames), numbers_of(variants.prepared), variants)
         moves = self._replay(kind, pixels, *tensors_of(variants.prepared)).double().numpy()
-        return Looks(moves, variants.tokens)
+        made = len(frames) * sum(grid.tokens for grid in sizes_of(looks))
+        return Looks(moves, variants.tokens if backbone.has_language_model else made, made)
 
     def shrink(self, chunks: torch.Tensor, sizes: Sequence[Grid]) -> torch.Tensor:
         """Patches of chunks (C, frames, 3, H, W) at one size after the other, on the backbone's device."""
@@ -134,23 +139,31 @@ class Sensitivity(Allocator):
             patches.append(geometry.patchify(small))
         return torch.cat(patches).to(self.backbone.device)
 
-    def _prepare(self, kind: _Pass, *_: torch.Tensor) -> tuple[Any, torch.Tensor, _Pass]:
-        """What the tower needs, and which of its tokens the rows read."""
+    def _prepare(self, kind: _Pass, *_: torch.Tensor) -> tuple[Any, Read, _Pass]:
+        """What the tower needs, and which of its tokens and chunk states the rows read."""
         grids = np.repeat([[grid.rows, grid.cols] for grid in sizes_of(kind.looks)], kind.chunks, axis=0)
-        index = torch.from_numpy(kind.template.seen)
-        return self.backbone.prepare_tower(grids), index.to(self.backbone.device), kind
+        read = (kind.template.seen, kind.template.chunks)
+        tokens, chunks = (torch.from_numpy(places).to(self.backbone.device) for places in read)
+        return self.backbone.prepare_tower(grids), (tokens, chunks), kind
 
-    def _moves(
-        self, prepared: tuple[Any, torch.Tensor, _Pass], pixels: torch.Tensor, *rows: torch.Tensor
-    ) -> torch.Tensor:
+    def _moves(self, prepared: tuple[Any, Read, _Pass], pixels: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
         """(L, C) how far the vector moves for each look and chunk."""
-        tower, index, kind = prepared
+        tower, read, kind = prepared
         normalised = normalise(pixels, self.backbone.geometry, self.backbone.dtype)
-        features = self.backbone.run_tower(normalised, tower).select(index)
+        features = self.backbone.run_tower(normalised, tower).select(*read)
         pooled = self.backbone.pool(with_tensors(kind.template.prepared, iter(rows)), features)
         count = len(kind.looks) * (1 + kind.chunks)
         vectors = self.backbone.vectors(pooled)[:count].unflatten(0, (len(kind.looks), -1))
         return 1 - (vectors[:, 1:] * vectors[:, :1]).sum(-1)
+
+
+def look_grid(native: Grid, size: LookSize) -> Grid:
+    """The grid of a look: of so many tokens, or of a share of the native ones.
+
+    >>> look_grid(Grid(14, 14), 0.25), look_grid(Grid(14, 14), 1.0), look_grid(Grid(14, 14), 12)
+    (Grid(rows=7, cols=7), Grid(rows=14, cols=14), Grid(rows=3, cols=4))
+    """
+    return preview_grid(native, size if isinstance(size, int) else max(1, round(size * native.tokens)))
 
 
 def scales_from(moves: np.ndarray, exponent: float = EXPONENT) -> np.ndarray:

@@ -1,24 +1,25 @@
 """The interface of every backbone: prompts and pixels in, unit vectors out.
 
-A family implements seven methods: how a prompt becomes tokens (`tokenise`), how tokens and chunk sizes become rows
-(`rows`), the vision tower in two steps (`prepare_tower`, `run_tower`), the language model in two steps
-(`prepare_rows`, `pool`), and the states of texts (`text_states`). The steps are split so that whatever depends on sizes
-alone is computed before the device starts, and so that training can share the tower's output between rows.
-Everything else in the package uses this interface only.
+A family implements six methods: how a prompt becomes tokens (`token_ids`), how tokens and chunk sizes become rows
+(`rows`), the vision tower in two steps (`prepare_tower`, `run_tower`), and the language model in two steps
+(`prepare_rows`, `pool`). A family that reads texts adds their states (`text_states`). The steps are split so that
+whatever depends on sizes alone is computed before the device starts, and so that training can share the tower's output
+between rows. Everything else in the package uses this interface only.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from allocembed.backbones.variants import Look, Variants, whole_variants
+from allocembed.backbones.batches import UnderWay, group_rows
+from allocembed.backbones.variants import Look, LookSize, Variants, whole_variants
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError
 from allocembed.inputs import Inputs
@@ -73,19 +74,43 @@ class TokenRow:
 
 @dataclass(frozen=True, eq=False)
 class TowerOutput:
-    """Visual tokens (N, width), and those that some families add after their first language layers, (N, width) each."""
+    """What the vision tower makes of C chunks with N visual tokens."""
 
     tokens: torch.Tensor
+    """(N, width)"""
     deepstack: tuple[torch.Tensor, ...] = ()
+    """(N, width) each: tokens that some families add after their first language layers."""
+    chunks: torch.Tensor | None = None
+    """(C, width) a state of each whole chunk, such as a class token, in families that have one."""
 
-    def select(self, index: torch.Tensor) -> Self:
-        """The tokens at `index`."""
-        return type(self)(self.tokens[index], tuple(layer[index] for layer in self.deepstack))
+    def select(self, tokens: torch.Tensor, chunks: torch.Tensor) -> Self:
+        """The tokens and the chunk states at these places."""
+        states = None if self.chunks is None else self.chunks[chunks]
+        return type(self)(self.tokens[tokens], tuple(layer[tokens] for layer in self.deepstack), states)
 
     @staticmethod
     def concat(parts: Sequence["TowerOutput"]) -> "TowerOutput":
         layers = zip(*(part.deepstack for part in parts), strict=True)
-        return TowerOutput(torch.cat([part.tokens for part in parts]), tuple(torch.cat(layer) for layer in layers))
+        states = [part.chunks for part in parts if part.chunks is not None]
+        return TowerOutput(
+            torch.cat([part.tokens for part in parts]),
+            tuple(torch.cat(layer) for layer in layers),
+            torch.cat(states) if states else None,
+        )
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How many numbers a model's states and vectors have."""
+
+    tokens: int
+    """Of a visual token."""
+    pooled: int
+    """Of what `pool` gives for a row."""
+    vector: int
+    """Of what `project` makes of it."""
+    texts: int
+    """Of the state of a text's token: at least `pooled`. 0 for a model that reads no texts."""
 
 
 class Backbone(ABC):
@@ -93,13 +118,18 @@ class Backbone(ABC):
 
     family: str
     """Model type, as in the registry."""
-    query_instruction: str | None
+    query_instruction: str | None = None
     """Instruction that introduces a search sentence."""
+    has_language_model: bool = True
+    """Whether a language model reads the tokens of a row. Otherwise the tower does all the work."""
+    looks: ClassVar[Sequence[tuple[LookSize, LookSize]]] = ((12, 24), (24, 6))
+    """How large `sensitivity` makes all chunks of a video, and the one that it changes, for each look: a number of
+    tokens, or a share of the native ones, such as 0.25."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         inputs: Inputs,
         *,
         name: str,
@@ -108,9 +138,11 @@ class Backbone(ABC):
         allocator: str | None = None,
         compile: bool = False,
     ) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self.tokenizer, self.inputs, self.geometry, self.name = tokenizer, inputs, inputs.geometry, name
-        self.width, dimensions = self.find_widths()
+        self.model: Any = model.eval().requires_grad_(False)  # its parts have other types in every family
+        self.tokenizer: Any = tokenizer  # None if the family reads no texts
+        self.inputs, self.geometry, self.name = inputs, inputs.geometry, name
+        self.widths = self.find_widths()
+        dimensions = self.widths.vector
         self.notice = notice
         self.allocator = allocator  # folder of the allocator bundled for this backbone
         self.compiled = compile
@@ -122,6 +154,8 @@ class Backbone(ABC):
         self.patch_product = self.device.type == "cuda"
         self.load_arguments: dict[str, Any] | None = None  # set by load_backbone; a pickle then holds these only
         self.set_up()
+        if self.reads_texts:
+            self.tokenizer([""])  # some change their settings on the first call, which no two threads may make at once
 
     @property
     def device(self) -> torch.device:
@@ -130,6 +164,11 @@ class Backbone(ABC):
     @property
     def dtype(self) -> torch.dtype:
         return self.model.dtype
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it embeds texts and questions. If not, videos are found by pictures and videos."""
+        return self.widths.texts > 0
 
     @property
     def has_weights(self) -> bool:
@@ -178,18 +217,19 @@ class Backbone(ABC):
     def set_up(self) -> None:  # noqa: B027 (a family need not have any)
         """Prepare the model after construction, such as its attention functions."""
 
-    def find_widths(self) -> tuple[int, int]:
-        """Width of tokens and pooled states, and of the vectors made from them."""
+    def find_widths(self) -> Widths:
+        """The widths of this model."""
         width = self.model.config.text_config.hidden_size
-        return width, width
+        return Widths(width, width, width, width)
 
     def project(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Pooled states (N, width) to vectors of full size, not yet normalised."""
+        """Pooled states (N, pooled) to vectors (N, vector) of full size, not yet normalised."""
         return pooled
 
     @abstractmethod
-    def tokenise(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Token ids of each prompt, with one placeholder per chunk, whatever size the chunk will have."""
+    def token_ids(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Ids of each prompt, with one placeholder per chunk, whatever size the chunk will have. At least one prompt is
+        given, and its texts have passed `check_text`."""
 
     @abstractmethod
     def rows(self, tokenised: Sequence[np.ndarray], grids: Sequence[np.ndarray]) -> list[TokenRow]:
@@ -213,20 +253,34 @@ class Backbone(ABC):
 
     @abstractmethod
     def pool(self, prepared: Any, features: TowerOutput | None = None) -> torch.Tensor:
-        """The language model and the family's pooling: (N, width). Visual tokens come from `features`, in order."""
+        """The language model and the family's pooling: (N, pooled). Visual tokens come from `features`, in order."""
 
-    @abstractmethod
     def text_states(self, texts: Sequence[str]) -> list[torch.Tensor]:
-        """States (L_i, width), fp32, of the tokens of each text's row. The last one is what `pool` gives."""
+        """States (L_i, widths.texts), fp32, of the tokens of each text's row. The last one is what `pool` gives, with
+        zeros after it if it is narrower. Only for a family that reads texts."""
+        raise NotImplementedError(f"{type(self).__name__} reads texts and does not give their states")
 
-    @abstractmethod
     def reserved_words(self) -> Sequence[str]:
         """Strings that a text must not contain, because they stand for visual tokens."""
+        return ()
 
     # What follows from it
 
+    def tokenise(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """`token_ids` of any number of prompts. Raise BackboneError for a text that cannot be embedded."""
+        for prompt in prompts:
+            for text in (prompt.text, prompt.instruction):
+                if text is not None:
+                    self.check_text(text)
+        return self.token_ids(prompts) if prompts else []
+
     def check_text(self, text: str) -> None:
         """Raise BackboneError for a text that cannot be embedded."""
+        if not self.reads_texts:
+            raise BackboneError(
+                f"{self.name} embeds pictures and videos, not texts: leave out questions and instructions, and search "
+                "by a picture or a video (--image, --like)"
+            )
         for word in self.reserved_words():
             if word in text:
                 raise BackboneError(f"the text contains {word}, which stands for a video: remove it from the text")
@@ -242,7 +296,7 @@ class Backbone(ABC):
         return self.run_tower(pixels, self.prepare_tower(grids))
 
     def vectors(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Pooled states (N, width) to unit vectors (N, dim), fp32."""
+        """Pooled states (N, pooled) to unit vectors (N, dim), fp32."""
         return F.normalize(self.project(pooled)[:, : self.dim].float(), dim=-1)
 
     def read(
@@ -280,46 +334,3 @@ class Backbone(ABC):
             done = torch.cuda.Event()
             done.record(torch.cuda.current_stream(self.device))
         return UnderWay(items, batches, made, self.dim, done)
-
-
-@dataclass(frozen=True, eq=False)
-class UnderWay:
-    """Items whose vectors a GPU may still be working on. It reads the items, so they are kept here until then."""
-
-    items: Sequence[Item]
-    batches: list[list[int]]
-    made: list[torch.Tensor]
-    dim: int
-    done: torch.cuda.Event | None
-
-    def ready(self) -> bool:
-        """Whether `vectors` need not wait."""
-        return self.done is None or self.done.query()
-
-    def vectors(self) -> torch.Tensor:
-        """Wait for unit vectors (N, dim), fp32 on the CPU, in the order of the items."""
-        if self.done is not None:
-            self.done.synchronize()
-        found = torch.empty((len(self.items), self.dim))
-        for batch, vectors in zip(self.batches, self.made, strict=True):
-            found[batch] = vectors
-        return found
-
-
-def group_rows(lengths: Sequence[int], batch_tokens: int, *, padded: bool) -> list[list[int]]:
-    """Batches of rows of similar length, at most `batch_tokens` tokens each (but at least one row).
-
-    >>> group_rows([5, 90, 6, 4], 20, padded=True)
-    [[3, 0, 2], [1]]
-    """
-    batches: list[list[int]] = []
-    total = 0
-    for i in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-        # Sorted by length, the newest row is the longest, so it sets the padded size of its batch.
-        total = lengths[i] * (len(batches[-1]) + 1) if batches and padded else total + lengths[i]
-        if batches and total <= batch_tokens:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-            total = lengths[i]
-    return batches

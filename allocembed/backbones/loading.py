@@ -53,7 +53,7 @@ def load_backbone(
         found.check_version(transformers.__version__)
         found.check_dim(dim, AutoConfig.from_pretrained(base, **OWN_CODE).get_text_config().hidden_size)
         model = load_model(base, pick_dtype(dtype, chosen, weight_bytes(base)), found.family.options)
-        tokenizer = AutoTokenizer.from_pretrained(base, **OWN_CODE)
+        tokenizer = AutoTokenizer.from_pretrained(base, **OWN_CODE) if found.family.tokenizer else None
         if adapter is not None:
             model = _merge_adapter(model, adapter)
     if dtype == INT8:
@@ -83,7 +83,7 @@ def load_skeleton(name: str, *, device: str = "auto", dtype: str = "auto", input
         base, _ = found.files
         with torch.device("meta"):
             model = AutoModel.from_config(AutoConfig.from_pretrained(base, **OWN_CODE), **OWN_CODE)
-        tokenizer = AutoTokenizer.from_pretrained(base, **OWN_CODE)
+        tokenizer = AutoTokenizer.from_pretrained(base, **OWN_CODE) if found.family.tokenizer else None
     backbone = _build(found, model, tokenizer)
     backbone.load_arguments = {"name": name, "device": device, "dtype": dtype, "inputs": found.pipeline, "dim": None}
     return backbone

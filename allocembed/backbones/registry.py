@@ -42,6 +42,8 @@ class Family:
     """First version of transformers that has the model, if it is newer than the oldest supported one."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further arguments of transformers' `from_pretrained`."""
+    tokenizer: bool = True
+    """Whether its checkpoints have a tokenizer. False for models of pictures alone."""
 
     @property
     def geometry(self) -> Geometry:

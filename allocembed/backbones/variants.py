@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from allocembed.budget import Grid
 if TYPE_CHECKING:
     from allocembed.backbones.base import Backbone
 
+LookSize = int | float
+"""Tokens of a chunk, or as a float a share of its native ones."""
 Look = tuple[Grid, Grid]
 """The usual size of chunks, and the size of the one that is changed."""
 
@@ -27,6 +29,8 @@ class Variants:
     """Which visual tokens the rows read, in order, of all chunks at the first of the sizes, then at the next."""
     tokens: int
     """Tokens that the language model reads."""
+    chunks: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Which chunk states the rows read, counted in the same order, in families that have them."""
 
 
 def sizes_of(looks: Sequence[Look]) -> list[Grid]:
@@ -51,14 +55,21 @@ def tokens_of(looks: Sequence[Look], chunks: int) -> dict[Grid, np.ndarray]:
     return places
 
 
+def states_of(looks: Sequence[Look], chunks: int) -> dict[Grid, np.ndarray]:
+    """Places (C, 1) of the chunk states of each size among those of all sizes."""
+    return {grid: number * chunks + np.arange(chunks)[:, None] for number, grid in enumerate(sizes_of(looks))}
+
+
 def whole_variants(backbone: Backbone, ids: np.ndarray, looks: Sequence[Look], chunks: int) -> Variants:
     """Every row in full, which works with any attention."""
     grids = np.concatenate([variant_grids(*look, chunks) for look in looks])
     rows = backbone.rows([ids] * len(grids), list(grids))
     prepared = backbone.prepare_rows(rows, "pack" if backbone.packs else "pad")
-    places = tokens_of(looks, chunks)
-    seen = [variant_tokens(places[usual], places[changed]) for usual, changed in looks]
-    return Variants(prepared, np.concatenate(seen), sum(map(len, rows)))
+    tokens, states = (
+        np.concatenate([variant_tokens(places[usual], places[changed]) for usual, changed in looks])
+        for places in (tokens_of(looks, chunks), states_of(looks, chunks))
+    )
+    return Variants(prepared, tokens, sum(map(len, rows)), states)
 
 
 def variant_grids(usual: Grid, changed: Grid, chunks: int) -> np.ndarray:

@@ -13,7 +13,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from allocembed.backbones.base import Backbone, Item, UnderWay
+from allocembed.backbones.base import Backbone, Item
+from allocembed.backbones.batches import UnderWay
 from allocembed.errors import AllocEmbedError, VideoError
 from allocembed.execution.device import DeviceLane
 from allocembed.threads import CORES_BESIDE, Event, RunAhead, core_count

@@ -36,6 +36,7 @@ KINDS = ("backbone", "smolvlm2")
 PATCHES_AT_ONCE = 32_768  # per run of a vision tower, so that memory does not grow with the batch
 TEXTS_AT_ONCE = 64
 TEXTS_KEPT = 1024
+NO_TEXTS = 1  # width of the zero that stands for any text where a backbone reads none
 
 
 class _Cache:
@@ -105,6 +106,13 @@ class Previewer(ABC):
         patches = height * width // self.geometry.patch**2 * -(-self.frames_per_chunk // self.model_frames)
         return max(1, PATCHES_AT_ONCE // patches)
 
+    def tokens_of(self, height: int, width: int, *, asked: bool) -> tuple[int, int]:
+        """What is read of a chunk of such frames, as in `Plan`: by a language model, and by the vision tower."""
+        high, wide = self._size(height, width)
+        groups = -(-self.frames_per_chunk // self.model_frames)
+        grid = Grid(high // self.geometry.factor, wide // self.geometry.factor)
+        return groups * self._read_tokens(grid, asked), groups * grid.tokens
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def read(self, texts: Sequence[str]) -> list[torch.Tensor]:
@@ -152,6 +160,10 @@ class Previewer(ABC):
     def _size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the preview of such frames."""
 
+    def _read_tokens(self, grid: Grid, asked: bool) -> int:
+        """Tokens that a language model reads of a preview."""
+        return 0
+
     @abstractmethod
     def _prepare(self, small: torch.Tensor, asked: bool) -> Any:
         """`prepare` for groups (N, model_frames, 3, h, w)."""
@@ -167,7 +179,10 @@ class BackbonePreview(Previewer):
     Visual features are the tower's tokens, without deepstack. A `summary` before them is the backbone's pooled state of
     the chunk as a video of its own; it lies in the space of the model's sentences, so it shows which chunk a question
     is about. Text features are the states of the whole row, including the prompt around the text. With summaries, the
-    pooled state of the default task comes first, to separate a fit to this text from a fit to any text.
+    pooled state of the default task comes first, to separate a fit to this text from a fit to any text, and narrower
+    features are filled up with zeros.
+
+    A backbone that reads no texts gives one zero for any text: the policy then decides by the pictures alone.
     """
 
     def __init__(
@@ -185,7 +200,15 @@ class BackbonePreview(Previewer):
         super().__init__(own if frames_per_chunk is None else frames_per_chunk, own)
         self.backbone, self.tokens, self.source, self.summary = backbone, tokens, backbone.name, summary
         self.geometry = backbone.geometry
-        self.visual_width = self.text_width = backbone.width
+        widths = backbone.widths
+        if summary and not backbone.reads_texts:
+            raise ConfigError(
+                f"{backbone.name} reads no texts, so a preview has no summary that a question could be compared with: "
+                "leave out preview_summary"
+            )
+        self.visual_width, self.text_width = widths.tokens, widths.texts or NO_TEXTS
+        if summary:
+            self.visual_width = self.text_width = max(widths.tokens, widths.pooled, widths.texts)
 
     @property
     def device(self) -> torch.device:
@@ -206,6 +229,11 @@ class BackbonePreview(Previewer):
         factor, grid = self.geometry.factor, self.grid(height, width)
         return grid.rows * factor, grid.cols * factor
 
+    def _read_tokens(self, grid: Grid, asked: bool) -> int:
+        if not self.backbone.has_language_model:
+            return grid.tokens
+        return len(self._row(grid)) if self.summary and asked else 0
+
     def _prepare(self, small: torch.Tensor, asked: bool) -> tuple[Any, Any]:
         backbone, factor = self.backbone, self.geometry.factor
         grid = Grid(small.shape[-2] // factor, small.shape[-1] // factor)
@@ -216,12 +244,12 @@ class BackbonePreview(Previewer):
         backbone, (tower, rows) = self.backbone, prepared
         pixels = normalise(self.geometry.patchify(small.flatten(0, 1)), self.geometry, backbone.dtype)
         seen = backbone.run_tower(pixels, tower)
-        patches = seen.tokens.float().unflatten(0, (len(small), -1))
+        patches = widen(seen.tokens.float(), self.visual_width).unflatten(0, (len(small), -1))
         if not self.summary:
             return patches
         if rows is None:
             return F.pad(patches, (0, 0, 1, 0))
-        return torch.cat([backbone.pool(rows, seen)[:, None].float(), patches], 1)
+        return torch.cat([widen(backbone.pool(rows, seen).float(), self.visual_width)[:, None], patches], 1)
 
     def _row(self, grid: Grid) -> TokenRow:
         """The row of a video of one chunk, the same for all chunks of one grid."""
@@ -233,15 +261,20 @@ class BackbonePreview(Previewer):
             return rows[grid]
 
     def states(self, texts: list[str]) -> list[torch.Tensor]:
+        if not self.backbone.reads_texts:
+            return [torch.zeros((1, NO_TEXTS), device=self.device)] * len(texts)
         if not self.summary:
             return self.backbone.text_states(texts)
         default = self._cache.default
         if default is None:
-            default = self._cache.default = self.backbone.text_states([DEFAULT_TASK])[0]
+            default = self._cache.default = self._wide_states([DEFAULT_TASK])[0]
         # The default task is not read again beside others: its last feature must equal its first, bit for bit.
         others = [text for text in texts if text != DEFAULT_TASK]
-        states = dict(zip(others, self.backbone.text_states(others), strict=True)) if others else {}
+        states = dict(zip(others, self._wide_states(others), strict=True)) if others else {}
         return [torch.cat([default[-1:], states.get(text, default)]) for text in texts]
+
+    def _wide_states(self, texts: list[str]) -> list[torch.Tensor]:
+        return [widen(states, self.text_width) for states in self.backbone.text_states(texts)]
 
 
 def load_previewer(
@@ -271,6 +304,12 @@ def load_previewer(
     if backbone is None or (source and not same_model(source, backbone.name)):
         backbone = load_backbone(source, device=device, dtype=dtype)
     return BackbonePreview(backbone, tokens, summary=summary, frames_per_chunk=frames_per_chunk)
+
+
+def widen(states: torch.Tensor, width: int) -> torch.Tensor:
+    """States (..., narrower) filled up with zeros, or as they are if they are that wide."""
+    missing = width - states.shape[-1]
+    return F.pad(states, (0, missing)) if missing else states
 
 
 def asks(text: str | None) -> bool:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from allocembed.allocators.base import AllocationRequest, Footage, allocate
-from allocembed.backbones.base import Backbone, Item, Prompt, TowerOutput, group_rows
+from allocembed.backbones.base import Backbone, Item, Prompt, TowerOutput
+from allocembed.backbones.batches import group_rows
 from allocembed.budget import grids_at
 from allocembed.rdpo.data.base import VideoBatch
 from allocembed.rdpo.log import StepTimer
@@ -163,9 +164,9 @@ class RolloutEncoder:
         vectors = torch.empty((*grids.shape[:2], self.backbone.dim), device=self.backbone.device)
         for block in self._blocks(grids):
             with self.timer("vision"):
-                features, starts = self._see(videos, block, grids[block])
+                features, starts, states = self._see(videos, block, grids[block])
             with self.timer("language"):
-                vectors[block] = self._read(tokenised[block], grids[block], features, starts)
+                vectors[block] = self._read(tokenised[block], grids[block], features, starts, states)
             self.on_videos(block.stop - block.start)
         return vectors
 
@@ -180,8 +181,9 @@ class RolloutEncoder:
             total += more
         yield slice(start, len(tokens))
 
-    def _see(self, videos: VideoBatch, block: slice, grids: np.ndarray) -> tuple[TowerOutput, np.ndarray]:
-        """Visual tokens of every distinct (video, chunk, grid), and where those of each chunk (b, K, C) start."""
+    def _see(self, videos: VideoBatch, block: slice, grids: np.ndarray) -> tuple[TowerOutput, np.ndarray, np.ndarray]:
+        """What the tower makes of every distinct (video, chunk, grid); for each chunk (b, K, C) where its tokens start,
+        and where its chunk state is."""
         count, k, chunks, _ = grids.shape
         video = np.broadcast_to(np.arange(count)[:, None, None] + block.start, (count, k, chunks))
         chunk = np.broadcast_to(np.arange(chunks), (count, k, chunks))
@@ -197,7 +199,8 @@ class RolloutEncoder:
         tokens = distinct[:, :2].prod(-1)
         starts = np.cumsum(tokens) - tokens
         parts = [self._run_tower(videos, part) for part in _portions(distinct, tokens, self.batch_tokens)]
-        return TowerOutput.concat(parts), starts[inverse].reshape(count, k, chunks)
+        shape = (count, k, chunks)
+        return TowerOutput.concat(parts), starts[inverse].reshape(shape), inverse.reshape(shape)
 
     def _run_tower(self, videos: VideoBatch, distinct: np.ndarray) -> TowerOutput:
         """The vision tower on chunks (n, 4): rows, cols, video, chunk; those of one grid are adjacent."""
@@ -219,7 +222,12 @@ class RolloutEncoder:
         return self.backbone.see(normalise(torch.cat(pixels), geometry, self.backbone.dtype), distinct[:, :2])
 
     def _read(
-        self, tokenised: Sequence[np.ndarray], grids: np.ndarray, features: TowerOutput, starts: np.ndarray
+        self,
+        tokenised: Sequence[np.ndarray],
+        grids: np.ndarray,
+        features: TowerOutput,
+        starts: np.ndarray,
+        states: np.ndarray,
     ) -> Tensor:
         """The language model on every rollout of a block: (b, K, dim)."""
         count, k, chunks, _ = grids.shape
@@ -228,13 +236,17 @@ class RolloutEncoder:
         tokens = flat.prod(-1)
         ends = np.cumsum(tokens.ravel())
         where = np.repeat(starts.ravel() - (ends - tokens.ravel()), tokens.ravel()) + np.arange(ends[-1])
-        of_row = np.split(where, np.cumsum(tokens.sum(-1))[:-1])
+        of_row, whole = np.split(where, np.cumsum(tokens.sum(-1))[:-1]), states.reshape(count * k, chunks)
         vectors = torch.empty((count * k, self.backbone.dim), device=device)
         for batch in group_rows([len(row) for row in rows], self.batch_tokens, padded=True):
-            index = torch.from_numpy(np.concatenate([of_row[i] for i in batch])).to(device)
-            read = self.backbone.read([rows[i] for i in batch], features.select(index))
+            index = (np.concatenate([of_row[i] for i in batch]), whole[batch].ravel())
+            read = self.backbone.read([rows[i] for i in batch], features.select(*_on(device, *index)))
             vectors[torch.tensor(batch, device=device)] = read
         return vectors.view(count, k, -1)
+
+
+def _on(device: torch.device, *places: np.ndarray) -> Iterator[Tensor]:
+    return (torch.from_numpy(each).to(device) for each in places)
 
 
 def join(rollouts: Sequence[Rollouts]) -> list[Rollouts]:

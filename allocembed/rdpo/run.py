@@ -99,6 +99,12 @@ def check_videos(config: TrainConfig) -> None:
 
 def make_source(config: TrainConfig, backbone: Backbone | None = None) -> Source:
     """The source that `data` names; lines of a .jsonl whose texts the backbone cannot embed are skipped."""
+    texts = config.target == "text"
+    if backbone is not None and config.data and texts and not backbone.reads_texts:
+        raise ConfigError(
+            f"{backbone.name} embeds no texts, so it cannot rank captions: pass --videos FOLDER without --data, or "
+            "--target video"
+        )
     if config.data in TRAINING_DATA:
         return TRAINING_DATA[config.data](config)
     folder = _videos(config)

@@ -139,8 +139,8 @@ def _list_one_by_one(address: str, last: str, refused: dict[str, str]) -> Iterat
         try:
             with suppress(FileNotFoundError):
                 yield look(place)
-        except BadKey as error:
-            refused[place] = error.strerror
+        except BadKey:
+            refused[place] = BAD_KEY
 
 
 def _all_keys(scheme: str, bucket: str, key: str) -> list[str]:

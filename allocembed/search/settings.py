@@ -1,7 +1,7 @@
 """What an index was made with. It is stored in the index, and vectors made otherwise are refused.
 
-A name does not say which weights were used. So the vector of one fixed sentence is stored too: a model that gives
-another vector is another model, whatever its name.
+A name does not say which weights were used. So the vector of one fixed sentence, or of one fixed picture if the model
+reads no texts, is stored too: a model that gives another vector is another model, whatever its name.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allocembed import __version__
+from allocembed.allocators.registry import load_allocator
 from allocembed.backbones.checkpoint import same_model
 from allocembed.config import EmbedConfig, make
-from allocembed.errors import SearchError
+from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.search.segments import parse_segments
 
 if TYPE_CHECKING:
+    from allocembed.allocators.base import Allocator
     from allocembed.embedder import AllocEmbed
 
 FORMAT = 2  # of the tables; increased when an older program could not read them
@@ -39,7 +41,7 @@ class IndexSettings:
     """Seconds by which a frame of a window may be off in order to be a keyframe, which is faster to decode; 0 in older
     indexes. Frames of whole videos are exact."""
     probe: tuple[float, ...] = ()
-    """The model's vector of `PROBE`."""
+    """The model's vector of `PROBE`, or of a picture."""
     weights: str = ""
     """What tells the allocator from others of its name: a digest of a learned policy's weights, or of another allocator
     its `identity`. Empty if the name says it all."""
@@ -61,9 +63,10 @@ class IndexSettings:
             scale_range=embedder.scale_range,
             dim=embedder.backbone.dim,
         )
+        _check_allocator(config.allocator, embedder)
         probe = tuple(float(value) for value in _probe(embedder))
         inputs = repr(embedder.backbone.inputs)
-        return replace(self, config=config, probe=probe, weights=_policy_digest(embedder), inputs=inputs)
+        return replace(self, config=config, probe=probe, weights=_policy_digest(embedder.allocator), inputs=inputs)
 
     def check(self, embedder: AllocEmbed) -> None:
         """Raise SearchError if the embedder's vectors do not belong with those of this index."""
@@ -75,7 +78,7 @@ class IndexSettings:
                 f"{embedder.backbone.name} ({len(probe)}) gives other vectors: use that model, or make a new index "
                 "with --to ANOTHER"
             )
-        if self.weights != _policy_digest(embedder):
+        if self.weights != _policy_digest(embedder.allocator):
             raise SearchError(
                 f"the index was made with another version of the allocator {self.config.allocator}: "
                 "restore the old one, or make a new index with --to ANOTHER"
@@ -144,14 +147,32 @@ class IndexSettings:
 
 
 def _probe(embedder: AllocEmbed) -> np.ndarray:
-    return embedder.encode_text(PROBE).vector
+    if embedder.backbone.reads_texts:
+        return embedder.encode_text(PROBE).vector
+    y, x = np.indices((64, 64))
+    picture = np.stack([4 * y, 4 * x, 2 * (x + y)], -1).astype(np.uint8)
+    # Whatever the budget is: another one has an error of its own.
+    return embedder.with_config(EmbedConfig(budget="1f")).encode_image(picture).vector
 
 
-def _policy_digest(embedder: AllocEmbed) -> str:
-    policy = getattr(embedder.allocator, "policy", None)
+def _check_allocator(name: str, embedder: AllocEmbed) -> None:
+    """Raise SearchError if a name does not stand for an embedder's allocator: who opens the index has only the name."""
+    try:
+        alike = _policy_digest(load_allocator(name, embedder.backbone)) == _policy_digest(embedder.allocator)
+    except AllocEmbedError:
+        alike = False
+    if not alike:
+        raise SearchError(
+            f"the index would not open again: the name {name} does not stand for the allocator that was given. Name it "
+            "in METHODS or in an installed package (entry point allocembed.allocators), and pass the name"
+        )
+
+
+def _policy_digest(allocator: Allocator) -> str:
+    policy = getattr(allocator, "policy", None)
     if policy is None:
-        stated = embedder.allocator.identity()
-        return "" if stated == embedder.allocator.name else stated
+        stated = allocator.identity()
+        return "" if stated == allocator.name else stated
     from allocembed.digests import weights_digest
 
     return weights_digest(policy)

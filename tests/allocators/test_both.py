@@ -40,8 +40,10 @@ def test_scales_are_a_product_and_the_looks_are_counted(embedder, clip):
 def test_a_question_is_for_the_learned_allocator_alone(embedder, clip):
     request = embedder.request("What is written near the gear?")
     plan = embedder.allocator.plan(clip, request)
-    assert np.array_equal(plan.scales, embedder.allocator.learned.plan(clip, request).scales)
-    assert plan.look_tokens == 0
+    alone = embedder.allocator.learned.plan(clip, request)
+    assert np.array_equal(plan.scales, alone.scales)
+    assert plan.look_tokens == alone.look_tokens > 0, "the language model reads each preview for a question"
+    assert embedder.allocator.learned.plan(clip, embedder.request()).look_tokens == 0
 
 
 def test_the_folder_of_an_allocator_can_be_multiplied_too(tmp_path, monkeypatch):

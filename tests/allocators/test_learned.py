@@ -214,16 +214,16 @@ def test_the_identity_tells_weights_and_previews_apart(learned, backbone, qwen3_
     assert same.identity() != learned.identity()
 
 
-def test_a_backbone_of_single_frame_chunks_is_planned_for(mean_pool_folder, checkpoint, smol_checkpoint, frames):
-    single = load_backbone(mean_pool_folder, device="cpu")
+def test_a_backbone_of_single_frame_chunks_is_planned_for(siglip_folder, checkpoint, smol_checkpoint, frames):
+    single = load_backbone(siglip_folder, device="cpu")
     for folder in (checkpoint, smol_checkpoint):
         embedder = AllocEmbed(single, str(folder))
         allocation = allocated(embedder, frames, "what?")
         assert len(allocation) == 24 and allocation.cost <= allocation.budget and len(set(allocation.grids)) > 1
 
 
-def test_an_allocator_loaded_for_other_chunks_raises(learned, mean_pool_folder, frames):
-    single = load_backbone(mean_pool_folder, device="cpu")
+def test_an_allocator_loaded_for_other_chunks_raises(learned, siglip_folder, frames):
+    single = load_backbone(siglip_folder, device="cpu")
     with pytest.raises(PolicyError, match="chunks of 2 frames, the backbone has chunks of 1"):
         allocated(AllocEmbed(single, learned), frames)
 

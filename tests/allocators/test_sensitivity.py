@@ -23,7 +23,7 @@ from tests.stages import allocated
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder", "mean_pool_folder"])
+@pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder", "siglip_folder"])
 def backbone(request):
     return load_backbone(request.getfixturevalue(request.param), device="cpu")
 
@@ -125,9 +125,9 @@ LOOKS = [(6, 12), (12, 2)]
 
 
 @pytest.mark.parametrize("question", [None, "what is it?"])
-def test_moves_are_those_of_rows_embedded_one_by_one(mean_pool_folder, clip, question):
+def test_moves_are_those_of_rows_embedded_one_by_one(siglip_folder, clip, question):
     """For a family that shares nothing between the rows."""
-    backbone = load_backbone(mean_pool_folder, device="cpu")
+    backbone = load_backbone(siglip_folder, device="cpu")
     looks = Sensitivity(backbone, LOOKS).look(clip, AllocationRequest(backbone.geometry, Budget(), question=question))
     for moves, look in zip(looks.moves, LOOKS, strict=True):
         assert np.abs(moves - moves_of_whole_rows(backbone, clip, look, question)).max() < 2e-6
@@ -157,8 +157,10 @@ def test_chunks_that_move_the_vector_more_get_more_and_the_budget_holds(backbone
     allocation = allocated(embedder, clip)
     assert allocation.cost <= allocation.budget and allocation.look_tokens > 0
     moves = embedder.allocator.look(clip, embedder.request()).moves
-    by_move = [allocation.grids[chunk].tokens for chunk in np.argsort(scales_from(moves))]
-    assert by_move == sorted(by_move) and by_move[0] < by_move[-1]
+    scales, tokens = scales_from(moves), [grid.tokens for grid in allocation.grids]
+    for chunk, other in zip(*np.nonzero(scales[:, None] < 0.99 * scales), strict=True):
+        assert tokens[chunk] <= tokens[other]
+    assert min(tokens) < max(tokens)
     assert embedder.encode_video(clip).allocation == allocation
 
 

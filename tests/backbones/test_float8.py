@@ -15,7 +15,7 @@ from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.text_half import load_text_half
 from allocembed.config import EmbedConfig
 from allocembed.errors import BackboneError
-from tests.backbones.items import text, video
+from allocembed.testing.items import text, video
 from tests.clips import write_video
 from tests.command import run
 from tests.interpreted import run_interpreted

@@ -10,7 +10,7 @@ from allocembed.backbones.int8 import BLOCK, Int8Linear, round_linears
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.text_half import load_text_half
 from allocembed.errors import BackboneError
-from tests.backbones.items import text, video
+from allocembed.testing.items import text, video
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.text_half import load_text_half
 from allocembed.errors import BackboneError
 from allocembed.policy.smol import SmolPreview
-from tests.backbones.items import rows_of, text
+from allocembed.testing.items import rows_of, text
 
 
 @pytest.fixture(params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])

@@ -124,12 +124,12 @@ def test_a_tokenizer_that_transformers_rebuilds_gives_the_same_vectors(qwen3_fol
         assert np.array_equal(half.vector(text), whole.embed([Item(Prompt(text))]).numpy()[0])
 
 
-def test_what_is_no_checkpoint_is_left_to_the_whole_backbone(tmp_path, mean_pool_folder):
+def test_what_is_no_checkpoint_is_left_to_the_whole_backbone(tmp_path, siglip_folder):
     (tmp_path / "config.json").write_text("{")
     assert load_text_half(str(tmp_path)) is None
     assert load_text_half(str(tmp_path / "absent")) is None
-    assert load_text_half(str(mean_pool_folder)) is None, "a family without a text half"
-    assert load_text_half(str(mean_pool_folder), device="tpu") is None
+    assert load_text_half(str(siglip_folder)) is None, "a family without a text half"
+    assert load_text_half(str(siglip_folder), device="tpu") is None
 
 
 def test_a_text_that_the_backbone_refuses_or_cuts_is_left_to_it(qwen3_folder):

@@ -109,7 +109,7 @@ def test_the_models_read_prompt_and_text_as_their_own_evaluations_write_them(qwe
 
 
 def test_a_family_without_words_of_its_own_gets_the_prompt_as_it_is():
-    assert instruction_for(QA_PROMPT, "tiny_mean") == QA_PROMPT
+    assert instruction_for(QA_PROMPT, "siglip2") == QA_PROMPT
 
 
 @pytest.mark.parametrize("layout", [NEW, OLD, "video-tasks/frames/" + OLD])

@@ -8,7 +8,7 @@ import torch
 
 from allocembed.backbones.loading import load_backbone
 from allocembed.resize import normalise
-from tests.backbones.items import rows_of, text, video
+from allocembed.testing.items import rows_of, text, video
 
 GRIDS = [(1, 1), (3, 4), (2, 2)]
 

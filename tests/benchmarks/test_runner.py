@@ -80,8 +80,8 @@ def test_every_video_is_identified_once(backbone, tasks, tmp_path, monkeypatch):
     assert len(read) == len(set(read)) == 6 + 2
 
 
-def test_a_family_that_is_not_qwen_is_evaluated_too(mean_pool_folder, tasks, tmp_path):
-    backbone = load_backbone(mean_pool_folder, device="cpu")
+def test_a_family_that_is_not_qwen_is_evaluated_too(siglip_folder, tasks, tmp_path):
+    backbone = load_backbone(siglip_folder, device="cpu")
     found = evaluate(embedders(backbone, "base", "full", "uniform"), tasks, tmp_path)
     costs = {score.method: score.cost for score in found.scores}
     assert costs["base"] == 1 and costs["full"] == 2 and costs["uniform"] <= 1

@@ -16,10 +16,10 @@ from allocembed.backbones.qwen_vl.language import run_layer
 from allocembed.backbones.qwen_vl.tower import run_block
 from allocembed.execution import stream
 from allocembed.execution.stream import Prepared, embed_jobs
+from allocembed.testing.items import text, video
 from allocembed.threads import map_ordered
 from allocembed.video import DecodeLimits, sample
 from tests.allocators.test_learned import save_policy
-from tests.backbones.items import text, video
 from tests.clips import LONG_GROUPS, picture, write_video
 
 

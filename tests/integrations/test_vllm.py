@@ -130,9 +130,9 @@ def test_what_needs_the_weights_is_refused():
         load_without_weights(EmbedConfig(backbone="nano-qwen3", allocator="sensitivity"))
 
 
-def test_a_family_without_a_layout_is_refused(mean_pool_folder):
+def test_a_family_without_a_layout_is_refused(siglip_folder):
     with pytest.raises(BackboneError, match="cannot"):
-        text_payload(load_without_weights(EmbedConfig(backbone=str(mean_pool_folder), allocator="uniform")), "a dog")
+        text_payload(load_without_weights(EmbedConfig(backbone=str(siglip_folder), allocator="uniform")), "a dog")
 
 
 @pytest.mark.parametrize("pad", ["<|video_pad|>", "<|image_pad|>"])

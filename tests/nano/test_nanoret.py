@@ -214,7 +214,7 @@ def test_a_model_in_its_own_world_needs_no_warning(nano_backbone, caplog, monkey
 
 
 @pytest.mark.slow
-def test_a_family_with_single_frame_chunks_is_evaluated_too(mean_pool_folder):
-    scores = nanoret.evaluate(load_backbone(mean_pool_folder, device="cpu"), ["base", "full", "uniform"], limit=2)
+def test_a_family_with_single_frame_chunks_is_evaluated_too(siglip_folder):
+    scores = nanoret.evaluate(load_backbone(siglip_folder, device="cpu"), ["base", "full", "uniform"], limit=2)
     for score in scores:
         assert score.cost == {"base": 1.0, "full": 3.0}[score.method] if score.method != "uniform" else score.cost <= 1

@@ -185,8 +185,8 @@ def test_unknown_kinds_and_impossible_summaries_raise(smol_folder):
         load_previewer("smolvlm2", str(smol_folder), summary=True)
 
 
-def test_a_preview_model_of_single_frames_averages_the_frames_of_a_chunk(mean_pool_folder):
-    single = load_backbone(mean_pool_folder, device="cpu")
+def test_a_preview_model_of_single_frames_averages_the_frames_of_a_chunk(siglip_folder):
+    single = load_backbone(siglip_folder, device="cpu")
     video = chunks(3)
     for summary in (False, True):
         previewer = BackbonePreview(single, 6, summary=summary, frames_per_chunk=2)
@@ -202,9 +202,9 @@ def test_a_preview_model_of_pairs_sees_a_single_frame_twice(backbone):
         previewer.look(chunks(3))
 
 
-def test_the_backbone_in_use_decides_the_frames_per_chunk(mean_pool_folder, qwen3_folder, smol_folder):
-    single = load_backbone(mean_pool_folder, device="cpu")
-    for kind, folder in (("backbone", mean_pool_folder), ("backbone", qwen3_folder), ("smolvlm2", smol_folder)):
+def test_the_backbone_in_use_decides_the_frames_per_chunk(siglip_folder, qwen3_folder, smol_folder):
+    single = load_backbone(siglip_folder, device="cpu")
+    for kind, folder in (("backbone", siglip_folder), ("backbone", qwen3_folder), ("smolvlm2", smol_folder)):
         previewer = load_previewer(kind, str(folder), 6, single, "cpu")
         assert previewer.frames_per_chunk == 1 and previewer.look(chunks(2, frames=1)).shape[0] == 2
     assert load_previewer("backbone", str(qwen3_folder), 6, None, "cpu").frames_per_chunk == 2

@@ -18,7 +18,7 @@ BUDGET = Budget.parse("8f")
 RANGE = (0.2, 1.8)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2", "mean_pool"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen2", "siglip"])
 def backbone(request) -> Backbone:
     return load_backbone(request.getfixturevalue(f"{request.param}_folder"), device="cpu")
 

@@ -184,7 +184,7 @@ def test_an_instruction_is_part_of_the_prompt_and_the_policy_never_sees_it(backb
 
 
 def test_an_older_allocator_can_be_trained_further(backbone, tmp_path):
-    config = FrameModuleConfig(backbone.width, backbone.width, 32, 2, 1, summary=True)
+    config = FrameModuleConfig(backbone.widths.tokens, backbone.widths.tokens, 32, 2, 1, summary=True)
     older = ScalePolicy(PolicyConfig(config, "backbone", backbone.name))
     older.save_pretrained(tmp_path / "older")
     trainer = small_trainer(backbone, tmp_path, start_from=str(tmp_path / "older"))

@@ -267,10 +267,8 @@ def test_a_part_of_each_video_is_indexed_with_its_own_times(tmp_path, folder, co
     assert [(window.start, window.end) for window in windows] == [(1, 6), (6, 11)]
 
 
-def test_a_backbone_with_single_frame_chunks_is_indexed(tmp_path, folder, mean_pool_folder):
-    index = VideoIndex.create(
-        tmp_path / "other", EmbedConfig(backbone=str(mean_pool_folder), budget="4f", candidates=4)
-    )
+def test_a_backbone_with_single_frame_chunks_is_indexed(tmp_path, folder, siglip_folder):
+    index = VideoIndex.create(tmp_path / "other", EmbedConfig(backbone=str(siglip_folder), budget="4f", candidates=4))
     assert index.add([folder]).embedded == 9
     assert Path(index.search_like(folder / "v3.mp4", top=1)[0].path).name == "v3.mp4"
     assert all(segment.cost <= segment.budget for file in index.files() for segment in index.segments(file.video))

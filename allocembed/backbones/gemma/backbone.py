@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from allocembed.backbones.attention.rows import use_row_attention
-from allocembed.backbones.base import Batching, Prompt, TokenRow, TowerOutput
+from allocembed.backbones.base import Batching, Prompt, TokenRow, TowerOutput, Widths
 from allocembed.backbones.gemma.inputs import QUERY, TIMESTAMPS, GemmaInputs, Pooling, lay_out, lay_out_frames
 from allocembed.backbones.gemma.language import RowInputs, mean_rows, prepare_rows, run_language, run_layer
 from allocembed.backbones.gemma.tower import TowerInputs, prepare_tower, run_block, run_tower
@@ -54,8 +54,6 @@ class GemmaBackbone(LayerwiseBackbone):
         audio = [] if config.audio_token_id is None else tokenizer.convert_ids_to_tokens([config.audio_token_id])
         self._reserved: tuple[str, ...] = (VIDEO, image, *filter(None, audio))
         self._widest = max(layer.self_attn.head_dim for layer in self.language_model.layers)
-        # Some tokenizers change their settings on the first call, which must not happen in two threads at once.
-        tokenizer([""])
         use_row_attention(self.tower)
         use_row_attention(self.language_model)
         self.set_functions()
@@ -72,9 +70,9 @@ class GemmaBackbone(LayerwiseBackbone):
     def find_functions(self) -> tuple[Run, Run]:
         return run_block, run_layer
 
-    def find_widths(self) -> tuple[int, int]:
+    def find_widths(self) -> Widths:
         text = self.model.config.text_config
-        return text.hidden_size, text.embedding_dim
+        return Widths(text.hidden_size, text.hidden_size, text.embedding_dim, text.hidden_size)
 
     def project(self, pooled: torch.Tensor) -> torch.Tensor:
         # The model projects every token; the mean of projections is the projection of the mean.
@@ -99,12 +97,7 @@ class GemmaBackbone(LayerwiseBackbone):
             frames = self._frame * len(prompt.seconds)
         return lay_out(f"{frames}{prompt.text or ''}", prompt.instruction)
 
-    def tokenise(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        if not prompts:
-            return []
-        for prompt in prompts:
-            for text in filter(None, (prompt.text, prompt.instruction)):
-                self.check_text(text)
+    def token_ids(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         tokenised = self.tokenizer([self.prompt_string(prompt) for prompt in prompts])["input_ids"]
         # Without a prompt and special tokens, an empty text has no token to pool.
         return [np.asarray(ids or [self._filler], np.int64) for ids in tokenised]

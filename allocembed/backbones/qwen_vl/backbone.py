@@ -48,8 +48,6 @@ class QwenVLBackbone(LayerwiseBackbone):
             raise BackboneError(
                 f"the tokenizer of {self.name} lacks {VIDEO_PAD}: its tokenizer files are missing or another model's"
             )
-        # Some tokenizers change their settings on the first call, which must not happen in two threads at once.
-        self.tokenizer([""])
         use_row_attention(self.tower)
         sliding = "sliding_attention" in (getattr(self.model.config.text_config, "layer_types", None) or ())
         if not sliding:
@@ -83,12 +81,7 @@ class QwenVLBackbone(LayerwiseBackbone):
     def reserved_words(self) -> Sequence[str]:
         return (VIDEO_PAD,)
 
-    def tokenise(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        if not prompts:
-            return []
-        for prompt in prompts:
-            for text in filter(None, (prompt.text, prompt.instruction)):
-                self.check_text(text)
+    def token_ids(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         # Special tokens as the checkpoint's own tokenizer adds them: some append an end-of-text token to pool.
         tokenised = self.tokenizer([self.layout(prompt) for prompt in prompts])["input_ids"]
         # An empty text has no token to pool, so it is read as the padding token alone.

@@ -4,18 +4,15 @@ Qwen2.5-VL's tower attends within windows of 8 × 8 patches, and within the whol
 """
 
 from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone
-from allocembed.backbones.qwen_vl.layouts import find_layout
 
 
 class Qwen2VLBackbone(QwenVLBackbone):
     """VLM2Vec-V2-2B, VLM2Vec-Qwen2VL-7B, GME-Qwen2-VL, UniME-V2, Ops-MM-embedding."""
 
     family = "qwen2_vl"
-    query_instruction = find_layout("", family).query
 
 
 class Qwen25VLBackbone(QwenVLBackbone):
     """Embedders based on Qwen2.5-VL. The default is the stock chat template of the base model."""
 
     family = "qwen2_5_vl"
-    query_instruction = find_layout("", family).query

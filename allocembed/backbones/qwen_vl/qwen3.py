@@ -13,7 +13,6 @@ import numpy as np
 from allocembed.backbones.base import Backbone, Batching, TokenRow
 from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone, RowInputs
 from allocembed.backbones.qwen_vl.language import set_apart
-from allocembed.backbones.qwen_vl.layouts import find_layout
 from allocembed.backbones.variants import Look, Variants
 
 
@@ -21,21 +20,18 @@ class Qwen3VLBackbone(QwenVLBackbone):
     """Qwen3-VL-Embedding-2B and -8B, and other models with this layout."""
 
     family = "qwen3_vl"
-    query_instruction = find_layout("", family).query
 
 
 class Qwen3VLMoeBackbone(QwenVLBackbone):
     """Embedders based on Qwen3-VL's mixtures of experts."""
 
     family = "qwen3_vl_moe"
-    query_instruction = find_layout("", family).query
 
 
 class Qwen35Backbone(QwenVLBackbone):
     """Embedders based on Qwen3.5."""
 
     family = "qwen3_5"
-    query_instruction = find_layout("", family).query
 
     def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> RowInputs:
         inputs = super().prepare_rows(rows, batching)

@@ -1,29 +1,20 @@
 """The language models of Qwen2-VL and Qwen3-VL on one sentence, computed as transformers computes them.
 
-All three axes of a text's positions are equal, so the rotary embedding is the plain one. Only the tensors of the
-language model are read, and of the table of embeddings only the rows of the sentence.
+All three axes of a text's positions are equal, so the rotary embedding is the plain one.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from tokenizers import Tokenizer
 
-from allocembed.backbones.devices import LINEAR_ONLY, pick_device, pick_dtype, weight_bytes
 from allocembed.backbones.qwen_vl.layouts import VIDEO_PAD, Sentence, find_layout
+from allocembed.backbones.sentence_model import AS_IT_IS, SentenceModel, rotate_half
 from allocembed.inputs import Inputs
 
-Weights = dict[str, torch.Tensor]
-TABLE = "embed_tokens.weight"
 # transformers builds this class of tokenizers from its words and merges, with this way to split a text.
 REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-AS_IT_IS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -41,58 +32,31 @@ class Shape:
     """Base of the rotary embedding."""
 
 
-class QwenTextHalf:
+class QwenTextHalf(SentenceModel):
     """The language model of a checkpoint, for one text at a time."""
 
-    def __init__(
-        self, folder: Path, config: dict[str, Any], device: str, dtype: str, inputs: Inputs, dim: int | None
-    ) -> None:
-        """Raise ValueError or LookupError if the checkpoint is not as usual."""
-        if "quantization_config" in config:
-            raise ValueError("quantised weights are not computed here")
-        chosen = pick_device(device)
-        if chosen.type != "cpu":
-            raise ValueError("a GPU computes attention in other ways, which need the whole package")
-        if dtype in LINEAR_ONLY:
-            raise ValueError("rounded weights are not computed here")
-        self.dtype = pick_dtype(dtype, chosen, weight_bytes(folder))
+    placeholders = (VIDEO_PAD,)
+
+    def set_up(self, config: dict[str, Any], inputs: Inputs) -> None:
         self.shape = _shape(config.get("text_config", config))
-        self._layout = find_layout(inputs.layout, config["model_type"])
-        self.query_instruction = self._layout.query
-        self._longest, self._dim = inputs.longest, dim
-        self._tokenizer = _tokenizer(folder)
-        self._table, self._weights = self._read(folder)
+        self.layout = find_layout(inputs.layout, config["model_type"])
+        self.query_instruction = self.layout.query
 
-    def _read(self, folder: Path) -> tuple[torch.Tensor, Weights]:
-        """The table of embeddings as it is in the file, and all other weights."""
-        places = tensor_files(folder)
-        name = next(name for name in places if name.endswith(TABLE) and "visual" not in name)
-        prefix = name.removesuffix(TABLE)
-        wanted = [name, f"{prefix}norm.weight", *(each for each in places if each.startswith(f"{prefix}layers."))]
-        weights: Weights = {}
-        for file in sorted({places[each] for each in wanted}):
-            with safe_open(file, framework="pt") as opened:
-                for each in (each for each in wanted if places[each] == file):
-                    tensor = cast(torch.Tensor, opened.get_tensor(each))
-                    kept = tensor if each == name else tensor.to(self.dtype)
-                    weights[each.removeprefix(prefix)] = kept
-        return weights.pop(TABLE), weights
+    def lay_out(self, text: str, instruction: str | None) -> str:
+        return self.layout.write(Sentence(text, instruction))
 
-    def vector(self, text: str, instruction: str | None = None) -> np.ndarray | None:
-        """The unit vector (dim,), fp32, of a text; None if only the whole backbone can tell."""
-        laid_out = self._layout.write(Sentence(text, instruction))
-        if VIDEO_PAD in laid_out or not is_unicode(laid_out):
-            return None
-        ids: list[int] = self._tokenizer.encode(laid_out).ids
-        if not 0 < len(ids) <= self._longest:
-            return None
-        pooled = self._pool(torch.tensor(ids))
-        return F.normalize(pooled[:, : self._dim].float(), dim=-1)[0].numpy()
+    def is_usual(self, tokenizer: Any, stated: dict[str, Any], described: dict[str, Any]) -> bool:
+        kind = stated["tokenizer_class"]
+        usual = _is_rebuilt_alike(described) if kind in REBUILT else kind in AS_IT_IS
+        added = stated.get("added_tokens_decoder") or {}
+        known = all(tokenizer.token_to_id(token["content"]) == int(number) for number, token in added.items())
+        extra = [*(stated.get("additional_special_tokens") or ()), *(stated.get("extra_special_tokens") or ())]
+        known = known and all(tokenizer.token_to_id(token) is not None for token in extra)
+        return usual and known and not (stated.get("add_bos_token") or stated.get("add_eos_token"))
 
-    @torch.inference_mode()
-    def _pool(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids (S,) to the state (1, width) of the last token."""
-        hidden = self._table[ids].to(self.dtype)[None]
+    def pool(self, ids: torch.Tensor) -> torch.Tensor:
+        """The state of the last token."""
+        hidden = self.table[ids].to(self.dtype)[None]
         exponents = torch.arange(0, self.shape.head, 2, dtype=torch.float) / self.shape.head
         angles = torch.arange(len(ids))[:, None].float() * (1.0 / self.shape.theta**exponents)
         rotary = [torch.cat([each, each], -1).to(self.dtype) for each in (angles.cos(), angles.sin())]
@@ -104,30 +68,22 @@ class QwenTextHalf:
         attend, feed = f"{at}self_attn.", f"{at}mlp."
         normed = self._norm(f"{at}input_layernorm", hidden)
         query, key, value = (
-            self._linear(f"{attend}{name}_proj", normed).view(*hidden.shape[:2], -1, self.shape.head) for name in "qkv"
+            self.linear(f"{attend}{name}_proj", normed).view(*hidden.shape[:2], -1, self.shape.head) for name in "qkv"
         )
-        if f"{attend}q_norm.weight" in self._weights:
+        if f"{attend}q_norm.weight" in self.weights:
             query, key = self._norm(f"{attend}q_norm", query), self._norm(f"{attend}k_norm", key)
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         query, key = (each * cos + rotate_half(each) * sin for each in (query, key))
         attended = _attend(query, key, value, self.shape.head**-0.5)
-        hidden = hidden + self._linear(f"{attend}o_proj", attended.flatten(2))
+        hidden = hidden + self.linear(f"{attend}o_proj", attended.flatten(2))
         normed = self._norm(f"{at}post_attention_layernorm", hidden)
-        gated = F.silu(self._linear(f"{feed}gate_proj", normed)) * self._linear(f"{feed}up_proj", normed)
-        return hidden + self._linear(f"{feed}down_proj", gated)
-
-    def _linear(self, at: str, hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(hidden, self._weights[f"{at}.weight"], self._weights.get(f"{at}.bias"))
+        gated = F.silu(self.linear(f"{feed}gate_proj", normed)) * self.linear(f"{feed}up_proj", normed)
+        return hidden + self.linear(f"{feed}down_proj", gated)
 
     def _norm(self, at: str, hidden: torch.Tensor) -> torch.Tensor:
         wide = hidden.to(torch.float32)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.shape.epsilon)
-        return self._weights[f"{at}.weight"] * wide.to(hidden.dtype)
-
-
-def rotate_half(states: torch.Tensor) -> torch.Tensor:
-    first, second = states.chunk(2, -1)
-    return torch.cat([-second, first], -1)
+        return self.weights[f"{at}.weight"] * wide.to(hidden.dtype)
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
@@ -149,46 +105,9 @@ def _shape(text: dict[str, Any]) -> Shape:
     return Shape(text["num_hidden_layers"], head, text["rms_norm_eps"], rope["rope_theta"])
 
 
-def tensor_files(folder: Path) -> dict[str, str]:
-    """The file of each tensor."""
-    listed = folder / "model.safetensors.index.json"
-    if listed.is_file():
-        places: dict[str, str] = json.loads(listed.read_text(encoding="utf-8"))["weight_map"]
-        return {name: str(folder / file) for name, file in places.items()}
-    path = str(folder / "model.safetensors")
-    with safe_open(path, framework="pt") as opened:
-        return dict.fromkeys(opened.keys(), path)
-
-
-def _tokenizer(folder: Path) -> Any:
-    """The tokenizer. Raise ValueError if transformers may read another one from these files."""
-    stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    tokenizer, kind = Tokenizer.from_str(text), stated["tokenizer_class"]
-    described = json.loads(text)
-    if kind in REBUILT:
-        steps = described["pre_tokenizer"]["pretokenizers"]
-        usual = (described["normalizer"]["type"], steps[0]["pattern"]["Regex"], steps[1]["type"]) == (
-            "NFC",
-            SPLIT,
-            "ByteLevel",
-        ) and not (steps[1]["add_prefix_space"] or steps[1]["use_regex"] or len(steps) > 2)
-    else:
-        usual = kind in AS_IT_IS
-    added = stated.get("added_tokens_decoder") or {}
-    known = all(tokenizer.token_to_id(token["content"]) == int(number) for number, token in added.items())
-    extra = [*(stated.get("additional_special_tokens") or ()), *(stated.get("extra_special_tokens") or ())]
-    known = known and all(tokenizer.token_to_id(token) is not None for token in extra)
-    if not usual or not known or stated.get("add_bos_token") or stated.get("add_eos_token"):
-        raise ValueError("not a usual tokenizer")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_rebuilt_alike(described: dict[str, Any]) -> bool:
+    """Whether building a tokenizer anew from its words and merges gives the one of the file."""
+    steps = described["pre_tokenizer"]["pretokenizers"]
+    parts = (described["normalizer"]["type"], steps[0]["pattern"]["Regex"], steps[1]["type"])
+    plain = not (steps[1]["add_prefix_space"] or steps[1]["use_regex"] or len(steps) > 2)
+    return parts == ("NFC", SPLIT, "ByteLevel") and plain

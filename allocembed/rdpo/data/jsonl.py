@@ -180,7 +180,8 @@ class JsonlSource(Source):
         for number, line in lines:
             try:
                 record = parse_record(parse_json(line))
-                for text in (record.question, record.instruction, record.target, *record.options):
+                target = record.target if self.texts or record.question is not None else None
+                for text in (record.question, record.instruction, target, *record.options):
                     if text and self.check_text:
                         self.check_text(text)
                 # Two names of one file are one video, else validation could use a video of the training.

@@ -16,8 +16,8 @@ from allocembed.backbones.registry import REGISTRY, BackboneEntry
 from allocembed.backbones.text_half import load_text_half
 from allocembed.budget import Grid
 from allocembed.errors import BackboneError
+from allocembed.testing.items import rows_of, text, video
 from allocembed_nano.names import ASSETS
-from tests.backbones.items import rows_of, text, video
 from tests.tiny import GEMMA_TOKENS
 
 

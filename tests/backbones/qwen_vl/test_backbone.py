@@ -10,7 +10,7 @@ from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.qwen_vl import backbone as qwen_backbone
 from allocembed.backbones.qwen_vl.positions import RULES
 from allocembed.resize import normalise
-from tests.backbones.items import mixed, rows_of, text, video
+from allocembed.testing.items import mixed, rows_of, text, video
 
 
 @pytest.fixture(params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])

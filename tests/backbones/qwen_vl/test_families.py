@@ -16,7 +16,7 @@ from allocembed.backbones.qwen_vl.tower import find_windows
 from allocembed.backbones.registry import FAMILIES, REGISTRY
 from allocembed.backbones.text_half import load_text_half
 from allocembed.resize import normalise
-from tests.backbones.items import mixed, rows_of, text, video
+from allocembed.testing.items import mixed, rows_of, text, video
 
 CHUNK = "<|vision_start|><|video_pad|><|vision_end|>"
 TIMES = np.array([0.5, 2.5])

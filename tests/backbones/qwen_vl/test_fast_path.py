@@ -18,7 +18,7 @@ from allocembed.policy.preview import load_previewer
 from allocembed.policy.replay import Replay
 from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from allocembed.resize import normalise, to_patches
-from tests.backbones.items import make_allocation, noise, rows_of, text, video
+from allocembed.testing.items import make_allocation, noise, rows_of, text, video
 
 GRIDS = [(1, 1), (3, 4), (2, 2), (3, 4), (5, 2)]
 CLOSE = {torch.float32: 1e-7, torch.bfloat16: 1e-5}  # 1 − cos

@@ -15,7 +15,7 @@ from allocembed.backbones.siglip.inputs import SIGLIP
 from allocembed.budget import Allocation
 from allocembed.errors import BackboneError
 from allocembed.resize import normalise, to_patches
-from tests.backbones.items import rows_of, text, video
+from allocembed.testing.items import rows_of, text, video
 
 
 @pytest.fixture

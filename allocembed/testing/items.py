@@ -1,12 +1,23 @@
-"""Items to embed, for any family."""
+"""Items to embed, made from noise, for any family."""
 
 import numpy as np
+import torch
 
-from allocembed.backbones.base import Backbone, Item, Prompt
+from allocembed.backbones.base import Backbone, Item, Prompt, TokenRow
 from allocembed.budget import Allocation, Grid, chunk_frames
+from allocembed.rdpo.data.base import VideoBatch
 from allocembed.resize import chunk_seconds, to_patches
 
 STEP = 2.5  # seconds between frames
+
+
+def video_batch(backbone: Backbone, count: int, chunks: int) -> VideoBatch:
+    """A batch of noise for rollouts."""
+    frames = chunks * backbone.geometry.frames_per_chunk
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 255, (count, frames, 3, 64, 96), dtype=torch.uint8, generator=generator)
+    times = np.tile(np.arange(frames) * 1.5, (count, 1))
+    return VideoBatch(np.arange(count), pixels, times, np.full(count, 100))
 
 
 def make_allocation(backbone: Backbone, grids: list[tuple[int, int]]) -> Allocation:
@@ -37,15 +48,16 @@ def text(words: str, instruction: str | None = None) -> Item:
     return Item(Prompt(words, instruction))
 
 
-def rows_of(backbone: Backbone, items: list[Item]):
+def rows_of(backbone: Backbone, items: list[Item]) -> list[TokenRow]:
     return backbone.rows(backbone.tokenise([item.prompt for item in items]), [item.grids for item in items])
 
 
 def mixed(backbone: Backbone) -> list[Item]:
-    """Videos with and without text, and a text, all of different sizes."""
+    """Videos with and without text, and a text, all of different sizes. Videos alone if the backbone reads no texts."""
+    said = ["a red car", "user"] if backbone.reads_texts else [None, None]
     return [
-        video(backbone, [(1, 1), (3, 4), (2, 2)], "a red car", seed=1),
+        video(backbone, [(1, 1), (3, 4), (2, 2)], said[0], seed=1),
         video(backbone, [(4, 2), (1, 2)], seed=2),
-        text("drives by"),
-        video(backbone, [(2, 3)], "user", seed=3),
+        text("drives by") if backbone.reads_texts else video(backbone, [(1, 3)], seed=4),
+        video(backbone, [(2, 3)], said[1], seed=3),
     ]

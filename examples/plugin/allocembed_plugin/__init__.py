@@ -1,0 +1,1 @@
+"""What a package that extends AllocEmbed looks like; `pyproject.toml` names what it adds."""
