@@ -40,7 +40,7 @@ from allocembed.benchmarks.tasks import BenchmarkTask
 from allocembed.budget import Budget
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
-from allocembed.errors import ConfigError, PolicyError
+from allocembed.errors import ConfigError, MissingDependency, PolicyError
 from allocembed.execution.distributed import Processes
 from allocembed.output.files import make_room, write_text
 
@@ -76,6 +76,7 @@ def run(
 
     A shard embeds its part. It writes the files only if all other shards are finished.
     """
+    MissingDependency.check("plotting results", "matplotlib", "plot")
     make_room(request.out / "results.json")
     make_room(request.cache / "embeddings")
     processes = Processes(request.config.device)
@@ -162,6 +163,7 @@ class _Campaign:
 def run_nano(request: NanoRequest, *, progress: ShowProgress | None = None) -> CampaignResults:
     """Score each method on NanoRet with each backbone, once or at each point of a sweep, whose files it writes."""
     if request.sweep:
+        MissingDependency.check("plotting a sweep", "matplotlib", "plot")
         make_room(request.out / "sweep.json")
     found: dict[str, list[Score]] = {}
     titles = short_titles(request.backbones)

@@ -204,3 +204,19 @@ def test_names_cannot_speak_to_the_terminal(tmp_path):
     listed = run("index", "ls", tmp_path / "index")
     assert "esc\\x1b[31m\\nred.mp4" in listed.stdout and len(listed.stdout.splitlines()) == 2
     assert "bad\\x1b[31m.mp4" in shown.stderr and "\x1b[31m" not in listed.stdout + shown.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["allocate", "nope.mp4", "--png", "film.png"],
+        ["compare", "nowhere", "--plot", "plot.png"],
+        ["eval", "nano", "--sweep", "frames"],
+    ],
+)
+def test_what_draws_without_the_extra_for_plots_says_so_before_any_work(words, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.returncode == 1 and "pip install 'allocembed[plot]'" in result.stderr
+    assert not list(tmp_path.iterdir())
