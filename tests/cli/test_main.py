@@ -72,6 +72,7 @@ def test_help_and_mistakes_are_answered_without_torch_and_leave_nothing(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", [["--help"], ["embed", "nope.mp4"], ["embed", "a.mp4", "-b", "nano-qwen33"]])
 def test_an_answer_costs_less_than_a_second_of_cpu(words):
     def seconds() -> float:
