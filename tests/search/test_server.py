@@ -369,6 +369,18 @@ def test_a_slow_request_is_told_so_and_the_answer_is_not_lost(client, monkeypatc
         assert slow.recv(65536) == b"", "the connection ends, and is not reset"
 
 
+def test_a_connection_that_is_over_both_limits_needs_one_place(client, monkeypatch):
+    for limit in ("PER_PEER", "CONNECTIONS"):
+        monkeypatch.setattr(connections, limit, 2)
+    silent = [connect(client) for _ in range(2)]
+    assert client.get("/").status == 200
+    assert silent[0].recv(65536).startswith(b"HTTP/1.1 503 ")
+    silent[1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert silent[1].recv(65536).startswith(b"HTTP/1.1 200 ")
+    for connection in silent:
+        connection.close()
+
+
 def test_connections_that_are_turned_away_and_do_not_leave_are_limited_too(client, monkeypatch):
     monkeypatch.setattr(connections, "PER_PEER", 1)
     monkeypatch.setattr(connections, "LEAVING", 2)

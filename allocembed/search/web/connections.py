@@ -53,9 +53,8 @@ class Connections:
 
     def place(self, new: "Connection") -> bool:
         """Give a connection a place; return whether there was one."""
-        placed = list(self._placed.values())
-        peers = [each for each in placed if each.peer[0] == new.peer[0]]
-        for group, limit in ((peers, PER_PEER), (placed, CONNECTIONS)):
+        for limit, address in ((PER_PEER, new.peer[0]), (CONNECTIONS, None)):
+            group = [each for each in self._placed.values() if address in (None, each.peer[0])]
             if len(group) >= limit:
                 idle = [each for each in group if not each.is_busy]
                 if not idle:
@@ -113,7 +112,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.peer = transport.get_extra_info("peername")[:2]
+        self.peer = (transport.get_extra_info("peername") or ("", id(self)))[:2]  # none if it is closed already
         if self._connections.place(self):
             self._http = self._make_http()
             self._http.connection_made(transport)
