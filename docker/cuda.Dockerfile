@@ -24,7 +24,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY allocembed allocembed
 # The versions are the ranges of pyproject.toml.
 # hadolint ignore=DL3013
-RUN pip install ".[search]"
+RUN pip install ".[search,plot]"
 COPY docker/healthcheck.py /usr/local/lib/healthcheck.py
 
 # Videos are mounted at /videos, read-only; indexes and models live in the volume /data.

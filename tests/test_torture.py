@@ -19,6 +19,7 @@ BY_COMMAND = {"disk": 0.25, "allocations": 0.05}
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", INSIDE)
 def test_nothing_crashes_hangs_is_lost_or_wrong(part, tmp_path, monkeypatch):
     """These parts attack processes of their own, so they need none around them, which would import torch again."""
@@ -31,6 +32,7 @@ def test_nothing_crashes_hangs_is_lost_or_wrong(part, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", BY_COMMAND)
 def test_the_command_finds_no_failure_and_nothing_over_budget(part, tmp_path):
     out = tmp_path / "outcome.json"

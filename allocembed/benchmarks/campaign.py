@@ -38,7 +38,7 @@ from allocembed.benchmarks.tasks import BenchmarkTask
 from allocembed.budget import Budget
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed
-from allocembed.errors import ConfigError, PolicyError
+from allocembed.errors import ConfigError, MissingDependency, PolicyError
 from allocembed.execution.distributed import Processes
 from allocembed.output.files import make_room, write_text
 
@@ -74,6 +74,7 @@ def run(
 
     A shard embeds its part. It writes the files only if all other shards are finished.
     """
+    MissingDependency.check("plotting results", "matplotlib", "plot")
     make_room(request.out / "results.json")
     make_room(request.cache / "embeddings")
     processes = Processes(request.config.device)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markdown_it import MarkdownIt
 from PIL import Image
 
 from allocembed import film
@@ -55,6 +54,8 @@ def save_page(
     path: Path,
 ) -> Path:
     """Write the page; `transfer` is the Markdown of the transfer table, if any, and `shown` come from `examples`."""
+    from markdown_it import MarkdownIt  # here, because benchmarks run without it
+
     tables = [transfer] if transfer else []
     tables += [markdown(comparison) for comparison in comparisons]
     names = ", ".join(dict.fromkeys(comparison.title for comparison in comparisons))

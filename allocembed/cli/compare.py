@@ -13,7 +13,7 @@ from allocembed.allocators.registry import check_allocator
 from allocembed.budget import Budget
 from allocembed.cli.options import UNSET, AsJson, Command, Config, Paths, UsageError, at_least
 from allocembed.config import DType
-from allocembed.errors import DataError
+from allocembed.errors import DataError, MissingDependency
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 
@@ -71,6 +71,7 @@ def compare(
         Budget.parse(budget)
     stem = plot.with_suffix("") if plot and plot.suffix in (".png", ".svg") else plot
     if stem:
+        MissingDependency.check("--plot", "matplotlib", "plot")
         make_room(stem.with_name(f"{stem.name}.png"))
     config.check()
     sources, failures = _find(folders, videos, seed)

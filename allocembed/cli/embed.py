@@ -15,7 +15,7 @@ from allocembed.backbones.checkpoint import Checkpoint
 from allocembed.budget import Allocation
 from allocembed.cli.options import FLAT, UNSET, AsJson, Command, Config, Engine, Flag, Place, Places, UsageError
 from allocembed.config import EmbedConfig
-from allocembed.errors import ConfigError, VideoError
+from allocembed.errors import ConfigError, MissingDependency, VideoError
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 from allocembed.paths import why_absent
@@ -125,6 +125,8 @@ def allocate(
         as_json: Print the allocation as JSON.
         question: Question about the video, which steers learned and sensitivity.
     """
+    if png:
+        MissingDependency.check("--png", "matplotlib", "plot")
     written = [make_room(path) for path in (png, html) if path]
     if len({path.resolve() for path in (video, *written)}) <= len(written):
         raise ConfigError("the video, --png and --html must be different files")

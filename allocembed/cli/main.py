@@ -73,7 +73,7 @@ NOTES = logging.Handler()
 """Shows what the package logs, such as a model's notice."""
 NOTES.emit = lambda record: say(record.getMessage())
 SHORT = ("search",)
-"""Commands that mostly import: without garbage collection they take two thirds of the time."""
+"""Commands that mostly import: without garbage collection they take three quarters of the processor time."""
 
 
 def main() -> None:

@@ -8,15 +8,14 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from inspect import getdoc
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-import docstring_parser
 import tyro
 from tyro import constructors
 from tyro.conf import FlagCreatePairsOff, Positional, arg
@@ -114,22 +113,26 @@ def at_least(least: int, **options: int | None) -> None:
 
 def _registry(hidden: Sequence[str], preset: Mapping[str, Any], check: bool) -> constructors.ConstructorRegistry:
     registry = constructors.ConstructorRegistry()
+    reading: set[Any] = set()
 
     @registry.struct_rule
     def fields_rule(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
-        """Options from the fields of a dataclass, without the hidden ones."""
-        if not is_dataclass(info.type):
+        """Options from the fields of a dataclass as tyro reads them, without the hidden ones."""
+        if not is_dataclass(info.type) or info.type in reading:
             return None
-        hints, docs, fixed, specs = get_type_hints(info.type), _field_docs(info.type), {}, []
-        for item in fields(info.type):
-            usual = tyro.MISSING if item.default_factory is MISSING else item.default_factory()
-            value = preset.get(item.name, usual if item.default is MISSING else item.default)
+        reading.add(info.type)  # so that this rule stands aside for tyro's own
+        usual = constructors.ConstructorRegistry.get_struct_spec(info)
+        reading.remove(info.type)
+        assert isinstance(usual, constructors.StructConstructorSpec)
+        fixed, specs = {}, []
+        for item in usual.fields:
+            value = preset.get(item.name, item.default)
             if item.name in hidden:
                 fixed[item.name] = value
             else:
-                kind: Any = tuple[str, ...] if item.name in REPEATED else hints[item.name]
+                kind: Any = tuple[str, ...] if item.name in REPEATED else item.type
                 kind = Annotated[kind, *_markers(item.name, kind, value)]
-                specs.append(constructors.StructFieldSpec(item.name, kind, value, docs.get(item.name)))
+                specs.append(replace(item, type=kind, default=value, helptext=partial(_paragraph, item.helptext)))
         make = partial(info.type if check else SimpleNamespace, **fixed)
         return constructors.StructConstructorSpec(make, tuple(specs))
 
@@ -151,6 +154,11 @@ def _markers(name: str, kind: Any, value: Any) -> list[Any]:
     short = [SHORT[name]] if name in SHORT else None
     markers = [arg(name=REPEATED.get(name), aliases=short, help_behavior_hint=hint)]
     return [*markers, tyro.conf.UseAppendAction] if name in REPEATED else markers
+
+
+def _paragraph(text: str | Callable[[], str | None] | None) -> str:
+    """A field's docstring as one paragraph; tyro reads it only when help is shown."""
+    return " ".join(((text() if callable(text) else text) or "").split())
 
 
 def _primitive(cls: Any, metavar: str, read: Callable[[str], Any], show: Callable[[Any], str]) -> Any:
@@ -181,12 +189,6 @@ def _names(text: str) -> tuple[str, ...]:
     if not names:
         raise ValueError("the list is empty: name something, or leave the option out")
     return names
-
-
-def _field_docs(cls: type) -> dict[str, str]:
-    """The docstrings of the fields of a dataclass and of its bases."""
-    parsed = [docstring_parser.parse_from_object(each).params for each in reversed(cls.__mro__[:-1])]
-    return {param.arg_name: " ".join((param.description or "").split()) for params in parsed for param in params}
 
 
 def _like_options(words: Sequence[str], box: str) -> str:

@@ -1,7 +1,6 @@
 """`--engine ray` of `index` and `embed`."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +88,7 @@ def embed_with_ray(
         raise UsageError(f"several processes write a folder of Parquet files: --out must end in .parquet, not {out}")
     if isinstance(out, Path) and out.is_file():
         raise UsageError(f"several processes write a folder, and {out} is a file: choose another --out")
-    if find_spec("pyarrow") is None:
-        raise MissingDependency("writing Parquet files", "pyarrow", "search")
+    MissingDependency.check("writing Parquet files", "pyarrow", "search")
     place = str(out) if is_remote(str(out)) else str(Path(out).absolute())
     found, failed = _entries(videos, failed)
     total = len(found) + len(failed)

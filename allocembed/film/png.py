@@ -9,6 +9,7 @@ from typing import TypeAlias
 from PIL import Image, ImageDraw, ImageFont
 
 from allocembed.budget import SCALE_RANGE, Allocation
+from allocembed.errors import MissingDependency
 from allocembed.film.strip import LEGEND_SCALES, Colour, Filmstrip, scale_colour, scale_position, text_colour
 from allocembed.output.files import whole_file
 from allocembed.video.clip import Clip
@@ -31,7 +32,8 @@ def save_png(
     method: str | None = None,
     factor: int | None = None,
 ) -> None:
-    """Write the filmstrip as a picture 1600 pixels wide."""
+    """Write the filmstrip as a picture 1600 pixels wide. Its letters are those that matplotlib brings."""
+    MissingDependency.check("a filmstrip as PNG", "matplotlib", "plot")
     strip = Filmstrip(clip, allocation, title, method, factor)
     together = strip.frames_per_chunk if strip.frames_per_chunk <= MOST else 1
     per_row = frames_per_row(len(clip), clip.width / clip.height, together)

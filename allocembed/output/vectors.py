@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,8 +131,8 @@ def check_vector_path(path: Path) -> None:
     if suffix not in FORMATS:
         *others, last = FORMATS
         raise OutputError(f"cannot write {path}: the name must end in {', '.join(others)} or {last}")
-    if suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise MissingDependency("writing .parquet files", "pyarrow", "search")
+    if suffix == ".parquet":
+        MissingDependency.check("writing .parquet files", "pyarrow", "search")
     make_room(path)
 
 

@@ -13,6 +13,8 @@ from allocembed.testing.items import rows_of, text, video
 GRIDS = [(1, 1), (3, 4), (2, 2)]
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["qwen3", "gemma"])
 @torch.no_grad()
 def test_rows_in_training_give_the_vectors_of_the_backbone_and_one_for_every_chunk(family, request, monkeypatch):

@@ -67,6 +67,7 @@ def test_help_and_mistakes_are_answered_without_torch_and_leave_nothing(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", [["--help"], ["embed", "nope.mp4"], ["embed", "a.mp4", "-b", "nano-qwen33"]])
 def test_an_answer_costs_less_than_a_second_of_cpu(words):
     def seconds() -> float:
@@ -202,3 +203,19 @@ def test_names_cannot_speak_to_the_terminal(tmp_path):
     assert "bad\\x1b[31m\\nleft out.mp4" in shown.stderr and "\x1b[31m" not in listed.stdout + shown.stderr
     found = run("search", tmp_path / "index", "red car", "--said")
     assert "\\x9b31m" in found.stdout and "\x9b" not in found.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["allocate", "nope.mp4", "--png", "film.png"],
+        ["compare", "nowhere", "--plot", "plot.png"],
+        ["eval", "nano", "--sweep", "frames"],
+    ],
+)
+def test_what_draws_without_the_extra_for_plots_says_so_before_any_work(words, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.returncode == 1 and "pip install 'allocembed[plot]'" in result.stderr
+    assert not list(tmp_path.iterdir())

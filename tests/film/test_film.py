@@ -15,6 +15,7 @@ from allocembed import film
 from allocembed.allocators.base import AllocationRequest, allocate_clip
 from allocembed.allocators.registry import load_allocator
 from allocembed.budget import Allocation, Budget, Grid
+from allocembed.errors import MissingDependency
 from allocembed.film.png import frames_per_row
 from allocembed.film.strip import Filmstrip, text_colour
 from allocembed.geometry import Geometry
@@ -252,3 +253,11 @@ def test_a_part_of_a_video_is_drawn_on_its_own_time_axis(tmp_path):
 def test_the_numbers_of_a_filmstrip_need_no_torch():
     code = "import sys; from allocembed import film; film.format_time(3); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_only_the_picture_needs_the_extra_for_plots(tmp_path, monkeypatch):
+    for name in ("matplotlib", "markdown_it"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "48 tokens" in saved_html(tmp_path, make_clip(), make_allocation())
+    with pytest.raises(MissingDependency, match=r"allocembed\[plot\]"):
+        film.save_png(make_clip(), make_allocation(), tmp_path / "film.png")

@@ -70,13 +70,13 @@ def test_an_allocator_that_cannot_be_loaded_is_named(method, message, nano_tiny)
 
 def test_a_sweep_writes_its_plot_and_table(nano_tiny, tmp_path):
     config = EmbedConfig(device="cpu")
-    results = run(NanoRequest(backbones=[str(nano_tiny)], sweep="frames", limit=4, config=config, out=tmp_path))
+    results = run(NanoRequest(backbones=[str(nano_tiny)], sweep="frames", limit=2, config=config, out=tmp_path))
     curves = results.json["results"][0]["curves"]
     assert [point["x"] for point in curves["full"]] == list(FRAMES)
     assert [point["cost"] for point in curves["full"]] == [1, 2, 3, 4, 6]
     assert all(0.9 < point["cost"] <= 1 for point in curves["uniform"])
     assert curves["full"][0]["hit1"] == curves["uniform"][0]["hit1"], "both are Base at 8 frames"
-    assert curves["full"][-1]["over_budget"] == 8, "four short and four long videos"
+    assert curves["full"][-1]["over_budget"] == 4, "two short and two long videos"
     rows = results.json["results"][0]["rows"]
     assert [row["subset"] for row in rows if row["method"] == "full@16"] == list(RETRIEVAL)
     assert sorted(path.name for path in results.files) == [
@@ -85,4 +85,4 @@ def test_a_sweep_writes_its_plot_and_table(nano_tiny, tmp_path):
     assert Image.open(tmp_path / "sweep_frames.png").width > 600
     assert "Uniform alloc." in (tmp_path / "sweep_frames.svg").read_text()
     table = (tmp_path / "sweep_frames.md").read_text()
-    assert table == results.markdown and table.count("|") == 6 * 7 and "only the first 4 of every 500" in table
+    assert table == results.markdown and table.count("|") == 6 * 7 and "only the first 2 of every 500" in table

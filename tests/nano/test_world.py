@@ -241,6 +241,7 @@ def test_the_corpus_covers_the_vocabulary():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bundled_atlas_is_what_the_recipe_draws(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "recipes"))
     from nano_atlas import build_atlas

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -84,6 +85,6 @@ def test_a_full_disk_is_named(tmp_path, full_disk, suffix):
 def test_a_path_is_checked_before_the_work(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match=r"must end in \.npz, \.jsonl or \.parquet"):
         check_vector_path(tmp_path / "v.txt")
-    monkeypatch.setattr(vectors, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingDependency, match=r"allocembed\[search\]"):
         check_vector_path(tmp_path / "v.parquet")

@@ -19,6 +19,7 @@ def run_recipe(monkeypatch, name: str, *words: object) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_nano_allocator_is_trained_checked_and_written_for_shipping(monkeypatch, tmp_path, capsys):
     out = tmp_path / "run"
     run_recipe(monkeypatch, "nano_allocator", "--out", out, "--methods", "uniform", "--set", "steps=1")
@@ -31,6 +32,7 @@ def test_the_nano_allocator_is_trained_checked_and_written_for_shipping(monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ablations_become_a_table_and_finished_rows_are_kept(monkeypatch, tmp_path, capsys):
     words = ("--out", tmp_path, "--set", "steps=1", "--rows", "Full RDPO; w/o Global Negatives")
     run_recipe(monkeypatch, "ablations", *words)
@@ -45,6 +47,7 @@ def test_ablations_become_a_table_and_finished_rows_are_kept(monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ablations_as_printed_train_the_papers_method(monkeypatch, tmp_path, capsys):
     words = ("--out", tmp_path, "--as-printed", "--set", "steps=1", "--rows", "Full RDPO")
     run_recipe(monkeypatch, "ablations", *words)

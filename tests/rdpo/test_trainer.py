@@ -224,9 +224,9 @@ def test_rdpo_learns_to_give_events_more_than_empty_scenes(tmp_path, monkeypatch
     config = replace(world.SHORT, events=(1, 1), event_length=(0.3, 0.3), mixture=scenes, **easy)
     monkeypatch.setattr(world_data, "draw_timelines", lambda seed, count: world.draw(count, seed, config=config))
     backbone = load_backbone(NANO, device="cpu")
-    changes = {"steps": 8, "examples": 12, "rollouts": 8, "mini_batch": 6, "micro_batch": 6, "budgets": ["1f/8"]}
-    changes |= {"reward": "validated", "mixture": [1, 0, 0], "learning_rate": 2e-3, "width": 64, "validation": 24}
-    changes |= {"validate_every": 8}  # validating changes no weight
+    changes = {"steps": 5, "examples": 12, "rollouts": 8, "mini_batch": 6, "micro_batch": 6, "budgets": ["1f/8"]}
+    changes |= {"reward": "validated", "mixture": [1, 0, 0], "learning_rate": 2e-3, "width": 64, "validation": 12}
+    changes |= {"validate_every": 5}  # validating changes no weight
     trainer = small_trainer(backbone, tmp_path / "learns", **changes, pool=128, global_negatives=64)
     held = trainer.prepare(VALIDATION, 0)
     batch = trainer.source.finish(held, trainer.device)

@@ -1,5 +1,6 @@
 """The server, asked as browsers and as others ask: what it gives, and what it doesn't."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -333,6 +334,67 @@ def test_the_oldest_connection_that_never_had_a_request_gives_way_first(index, m
             used.request("GET", "/api/info")
             assert used.getresponse().read()
         used.close()
+
+
+async def ask(port: int, number: int) -> tuple[int, bytes]:
+    """The status and the head of an answer; every fifth request is sent in pieces."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    request = b"GET /api/info HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    pieces = (request[:9], request[9:30], request[30:]) if number % 5 == 0 else (request,)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0.3 * (len(pieces) - 1))
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split(b" ", 2)[1]), answer.partition(b"\r\n\r\n")[0].lower()
+
+
+def test_500_clients_of_one_address_get_answers_or_are_told_to_try_again(client):
+    async def all_at_once() -> list[tuple[int, bytes]]:
+        async with asyncio.timeout(120):
+            return await asyncio.gather(*(ask(client.port, number) for number in range(500)))
+
+    answers = asyncio.run(all_at_once())  # a reset would raise
+    assert {status for status, _ in answers} == {200, 503}
+    assert all(b"retry-after: 1" in head for status, head in answers if status == 503)
+    assert client.get("/").status == 200
+
+
+def test_a_slow_request_is_told_so_and_the_answer_is_not_lost(client, monkeypatch):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    with connect(client, b"GET / HTTP/1.1\r\nHost: loc") as slow:
+        assert slow.recv(65536).startswith(b"HTTP/1.1 408 ")
+        slow.sendall(b"alhost\r\n\r\n")
+        assert slow.recv(65536) == b"", "the connection ends, and is not reset"
+
+
+def test_a_connection_that_is_over_both_limits_needs_one_place(client, monkeypatch):
+    for limit in ("PER_PEER", "CONNECTIONS"):
+        monkeypatch.setattr(connections, limit, 2)
+    silent = [connect(client) for _ in range(2)]
+    assert client.get("/").status == 200
+    assert silent[0].recv(65536).startswith(b"HTTP/1.1 503 ")
+    silent[1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert silent[1].recv(65536).startswith(b"HTTP/1.1 200 ")
+    for connection in silent:
+        connection.close()
+
+
+def test_connections_that_are_turned_away_and_do_not_leave_are_limited_too(client, monkeypatch):
+    monkeypatch.setattr(connections, "PER_PEER", 1)
+    monkeypatch.setattr(connections, "LEAVING", 2)
+    silent = [connect(client) for _ in range(4)]
+    silent[0].settimeout(5)  # less than they may stay
+    answer = b""
+    with pytest.raises(ConnectionError):
+        while True:
+            answer += silent[0].recv(65536)
+            silent[0].sendall(b"x")
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert client.get("/").status == 200
+    for connection in silent:
+        connection.close()
 
 
 def test_info_gives_no_folders(client, index):

@@ -1,6 +1,6 @@
 """Search that really finds: the bundled nano model on videos of its world, through the command line.
 
-VIDEOS in the environment sets another number of videos than 30, at least 22.
+VIDEOS in the environment sets another number of videos than 22, which is the least.
 """
 
 import json
@@ -18,7 +18,7 @@ pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 
 
 pytestmark = pytest.mark.slow
-VIDEOS = int(os.environ.get("VIDEOS", "30"))
+VIDEOS = int(os.environ.get("VIDEOS", "22"))
 
 
 @pytest.fixture(scope="module")

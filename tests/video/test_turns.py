@@ -33,10 +33,8 @@ def occupied(places: int, card: float | None, cores: float | None) -> Turns:
 )
 def test_a_place_is_waited_for_while_that_is_faster(places, card, cores, waits):
     busy = occupied(places, card, cores)
-    began = time.monotonic()
+    assert busy.patience(WORK) == pytest.approx(cores * turns.FORGET - card if waits else 0.0)
     assert not busy.take_place(WORK)  # nobody gives a place back
-    taken = time.monotonic() - began
-    assert cores * turns.FORGET - card <= taken < cores if waits else taken < 0.05
 
 
 def test_a_place_that_becomes_free_is_taken():
@@ -69,8 +67,7 @@ def test_many_who_wait_make_the_cores_worth_while():
     for thread in waiting:
         thread.start()
         time.sleep(0.05)
-    began = time.monotonic()
-    assert not busy.take_place(WORK) and time.monotonic() - began < 0.05
+    assert busy.patience(WORK) == 0.0 and not busy.take_place(WORK)
     for thread in waiting:
         thread.join()
 
@@ -126,7 +123,7 @@ def test_places_that_a_file_does_not_use_go_to_those_who_wait(monkeypatch):
     assert unused.beside == 1 and used.beside == 0
     began = time.monotonic()
     assert made.take_place(WORK) and made.take_place(WORK)
-    assert 0.05 < time.monotonic() - began < 1.0
+    assert time.monotonic() - began >= 0.05
     assert unused.use_beside(1) == 0
     for place in (unused, used):
         place.give_back(None)

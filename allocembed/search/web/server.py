@@ -39,7 +39,7 @@ except ImportError as error:
 
 from allocembed.search.web.answers import Answers, Asked, MinScore, Top, asked, chosen
 from allocembed.search.web.clips import check_clip, clip_response, is_uncut, whole_response
-from allocembed.search.web.connections import KEEP_ALIVE, LimitedProtocol
+from allocembed.search.web.connections import KEEP_ALIVE, limit_connections
 from allocembed.search.web.limits import FileContents, WorkQueue, is_loopback
 from allocembed.search.web.pictures import page_file, poster
 from allocembed.search.web.uploads import Uploads, read_body, shrink
@@ -248,16 +248,17 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def server_config(index: VideoIndex, host: str, port: int, token: str | None) -> uvicorn.Config:
     """How the application is served."""
-    return uvicorn.Config(
+    config = uvicorn.Config(
         make_app(index, token, host=host),
         host=host,
         port=port,
-        http=LimitedProtocol,
+        http="h11",
         ws="none",
         log_level="warning",
         timeout_keep_alive=KEEP_ALIVE,
         server_header=False,
     )
+    return limit_connections(config)
 
 
 class _Server(uvicorn.Server):

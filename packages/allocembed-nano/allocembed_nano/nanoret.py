@@ -32,7 +32,7 @@ from allocembed.benchmarks.sweep import Sweep, make_embedders
 from allocembed.benchmarks.tasks import BenchmarkTask, check_names
 from allocembed.config import EmbedConfig
 from allocembed.embedder import AllocEmbed, Failure, TextEmbedding, VideoEmbedding
-from allocembed.errors import ConfigError
+from allocembed.errors import ConfigError, MissingDependency
 from allocembed.output.files import make_room
 from allocembed.video import Clip, candidate_indices
 from allocembed_nano import world
@@ -78,6 +78,7 @@ class VideoSet:
 def run(request: NanoRequest, *, progress: ShowProgress | None = None) -> CampaignResults:
     """Score each method with each backbone, once or at each point of a sweep, whose files it writes."""
     if request.sweep:
+        MissingDependency.check("plotting a sweep", "matplotlib", "plot")
         make_room(request.out / "sweep.json")
     found: dict[str, list[Score]] = {}
     titles = short_titles(request.backbones)
