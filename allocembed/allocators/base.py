@@ -1,6 +1,7 @@
 """The interface of every allocator: look at a clip and the question, request a scale for each chunk.
 
-`allocate` turns requested scales into grids within the budget, for one clip and for the rollouts of training alike.
+An allocator implements `plan`. `allocate`, below it, turns requested scales into grids within the budget, for one clip
+and for the rollouts of training alike.
 """
 
 from __future__ import annotations
@@ -63,6 +64,39 @@ class Plan:
     """Tokens that a language model read to make the plan; in a family without one, those of the vision tower."""
     look_tower_tokens: int = 0
     """Visual tokens that a vision tower made for the plan."""
+
+
+class Allocator(ABC):
+    """A policy over chunks. Subclasses set `name` and implement `plan`."""
+
+    name: str
+    """What users write, and the name of its entry point."""
+    scale_range: tuple[float, float] = SCALE_RANGE
+    """Smallest and largest scale if the user gives none."""
+    takes_tensors: bool = False
+    """Whether `plan` accepts a clip whose frames are a tensor on the backbone's device."""
+    needs_backbone: bool = False
+    """Whether it looks with the weights of the backbone that embeds."""
+
+    @classmethod
+    def from_options(cls, options: str, backbone: Backbone | None) -> Self:
+        """Make the allocator of a name such as "middle" or "middle:OPTIONS". Raise ConfigError for unknown options.
+        `backbone` is the one in use; None where none is loaded."""
+        if options:
+            raise ConfigError(f"the allocator {cls.name} has no options: write {cls.name}, not {cls.name}:{options}")
+        return cls()
+
+    def frames_wanted(self, budget: Budget, candidates: int) -> int:
+        """How many frames to sample from the video."""
+        return candidates
+
+    def identity(self) -> str:
+        """What tells this allocator from others of the same name: its options, a digest of its weights."""
+        return self.name
+
+    @abstractmethod
+    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
+        """Decide which frames of a clip to keep, and how large each chunk should be."""
 
 
 @dataclass(frozen=True)
@@ -152,34 +186,3 @@ def allocate_clip(clip: Clip, plan: Plan, request: AllocationRequest) -> Allocat
         look_tokens=plan.look_tokens,
         look_tower_tokens=plan.look_tower_tokens,
     )
-
-
-class Allocator(ABC):
-    """A policy over chunks. Subclasses set `name` and implement `plan`."""
-
-    name: str
-    scale_range: tuple[float, float] = SCALE_RANGE
-    """Smallest and largest scale if the user gives none."""
-    takes_tensors: bool = False
-    """Whether `plan` accepts a clip whose frames are a tensor on the backbone's device."""
-    needs_backbone: bool = False
-    """Whether it looks with the weights of the backbone that embeds."""
-
-    @classmethod
-    def from_options(cls, options: str, backbone: Backbone | None) -> Self:
-        """Make the allocator of a name such as "middle" or "middle:OPTIONS"."""
-        if options:
-            raise ConfigError(f"the allocator {cls.name} has no options: write {cls.name}, not {cls.name}:{options}")
-        return cls()
-
-    def frames_wanted(self, budget: Budget, candidates: int) -> int:
-        """How many frames to sample from the video."""
-        return candidates
-
-    def identity(self) -> str:
-        """What tells this allocator from others of the same name: for a learned one, a digest of its weights."""
-        return self.name
-
-    @abstractmethod
-    def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
-        """Decide which frames of a clip to keep, and how large each chunk should be."""

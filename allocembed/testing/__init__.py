@@ -15,4 +15,5 @@ does not depend on it.
 
 import pytest
 
-pytest.register_assert_rewrite("allocembed.testing.allocators", "allocembed.testing.backbones")
+SUITES = ("allocators", "backbones", "decoders", "stores", "workers")
+pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in SUITES))

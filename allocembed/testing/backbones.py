@@ -317,7 +317,7 @@ class BackboneContract(ABC):
     @pytest.mark.slow
     def test_a_benchmark_runs(self, reader, tmp_path):
         task = BenchmarkTask("own", "Find:", ["a dog", "a cat"], write_videos(tmp_path, 2), np.array([0, 1]))
-        embedders = {name: AllocEmbed(reader, name, EmbedConfig(budget="2f")) for name in ("base", "uniform")}
+        embedders = {name: AllocEmbed(reader, name, EmbedConfig(candidates=12)) for name in ("base", "uniform")}
         scores = evaluate(embedders, [task], tmp_path / "cache").scores
         assert [score.method for score in scores] == ["base", "uniform"]
         assert all(score.over_budget == 0 for score in scores)
