@@ -38,7 +38,7 @@ from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
 from allocembed.search.query import Example, Query
 from allocembed.search.ranking import SAME_VIDEO
-from allocembed.search.storage import exists, place_of
+from allocembed.search.store import exists, place_of
 from allocembed.words import counted, printable
 
 INDEX = "The index: a folder, or an address of object storage, as in s3://bucket/videos.index."
