@@ -1,4 +1,4 @@
-"""The tables: locks, full disks and large indexes."""
+"""An index in a folder, in LanceDB: locks, full disks, damage and folders. What all stores do is in `test_contract`."""
 
 import os
 import shutil
@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from allocembed.errors import BackboneError
-from allocembed.search import SearchError, VideoIndex, storage, store
-from allocembed.search.doubles import drop_doubles
+from allocembed.search import SearchError, VideoIndex
+from allocembed.search.store import IndexStore
+from allocembed.search.store.lance import LanceStore, storage
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 
@@ -39,7 +40,7 @@ def test_a_read_only_index_is_searched_but_not_written(index, folder, monkeypatc
 
 
 def test_two_runs_do_not_index_at_once(index, folder, monkeypatch):
-    monkeypatch.setattr(storage, "PATIENCE", 0)
+    monkeypatch.setattr(IndexStore, "patience", 0)
     with index.store.locked(), pytest.raises(SearchError, match="another run is indexing"):
         VideoIndex.open(index.store.uri).add([folder])
 
@@ -75,8 +76,8 @@ def _free(disk: Path) -> int:
 
 def test_a_large_index_is_looked_up_and_searched_approximately(index, folder, monkeypatch):
     exact = [hit.video for hit in index.search("anything", top=9)]
-    monkeypatch.setattr(store, "LOOKUP_UP_TO", 5)
-    monkeypatch.setattr(store, "EXACT_UP_TO", 5)
+    monkeypatch.setattr(LanceStore, "lookup_up_to", 5)
+    monkeypatch.setattr(LanceStore, "exact_up_to", 5)
     write_video(folder / "new.mp4", [picture(5000 + frame) for frame in range(10)])
     assert index.add([folder]).embedded == 1
     assert index.store.indexed_columns() == {"video", "vector"}
@@ -91,11 +92,11 @@ def test_an_index_is_never_made_over_another(index, config, embedder, monkeypatc
     before = index.info()
     with pytest.raises(SearchError, match="already an index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
-    monkeypatch.setattr("allocembed.search.storage.exists", lambda uri: False)
+    monkeypatch.setattr(storage, "exists", lambda uri: False)
     with pytest.raises(SearchError, match="it has vectors"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
     monkeypatch.setattr(storage, "_holds_vectors", lambda uri: False)
-    monkeypatch.setattr(store, "drop_tables", lambda uri: None)
+    monkeypatch.setattr("allocembed.search.store.lance.store.drop_tables", lambda uri: None)
     with pytest.raises(SearchError, match="cannot make the index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
     assert index.info() == before
@@ -117,7 +118,7 @@ def test_a_lock_that_is_held_for_a_moment_stops_nobody(tmp_path, config, embedde
 
 
 def test_a_second_run_is_refused_while_the_first_makes_the_index(tmp_path, config, embedder, monkeypatch):
-    monkeypatch.setattr(storage, "PATIENCE", 0)
+    monkeypatch.setattr(IndexStore, "patience", 0)
     place = str(tmp_path / "index")
     with storage.locked(place), pytest.raises(SearchError, match="another run is indexing"):
         VideoIndex.create(place, config, embedder=embedder)
@@ -245,7 +246,7 @@ def test_content_that_two_writers_have_added_is_left_once(index):
     index.store.add_videos([(windows, stored[windows])])
     assert any("2 times" in problem for problem in verify(index))
     with index.store.locked():
-        assert drop_doubles(index.store) == len(wanted[windows])
-        assert drop_doubles(index.store) == 0
+        assert index.store.drop_doubles() == len(wanted[windows])
+        assert index.store.drop_doubles() == 0
     found = {video: [each.number for each in segments] for video, segments in index.store.segments().items()}
     assert found == wanted and verify(index) == []
