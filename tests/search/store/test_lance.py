@@ -39,12 +39,6 @@ def test_a_read_only_index_is_searched_but_not_written(index, folder, monkeypatc
     assert index.search("anything", top=3) and index.info() == before
 
 
-def test_two_runs_do_not_index_at_once(index, folder, monkeypatch):
-    monkeypatch.setattr(IndexStore, "patience", 0)
-    with index.store.locked(), pytest.raises(SearchError, match="another run is indexing"):
-        VideoIndex.open(index.store.uri).add([folder])
-
-
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path, folder, config, embedder):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -174,10 +168,6 @@ def test_a_folder_that_was_there_before_stays(tmp_path, config, embedder, there)
     assert place.exists() == there and (not there or (place.stat().st_mode & 0o777, *place.iterdir()) == (0o750,))
 
 
-def test_an_index_with_vectors_is_not_discarded(index):
-    assert not index.discard_if_empty() and index.info()["videos"] == 9
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("table", storage.TABLES)
 def test_one_flipped_bit_in_a_manifest_is_an_error_that_names_the_index(index, table):
@@ -222,31 +212,7 @@ def test_ctrl_c_is_no_storage_error():
         raise KeyboardInterrupt
 
 
-def test_info_adds_up_without_loading_rows(index, monkeypatch):
-    pieces = [piece for each in index.store.segments().values() for piece in each]
-    files = index.files()
-    for name in ("files", "segments"):
-        monkeypatch.setattr(index.store, name, lambda *args: pytest.fail("all rows were loaded"))
-    info = index.info()
-    assert (info["vectors"], info["videos"], info["tokens"]) == (11, 9, sum(piece.cost for piece in pieces))
-    assert info["seconds"] == pytest.approx(sum(file.duration for file in files)) and info["failed"] == 0
-
-
 def test_vectors_are_read_as_one_array(index):
     pieces = [piece for each in index.store.segments(("vector",)).values() for piece in each]
     assert all(piece.vector.base is pieces[0].vector.base for piece in pieces)
     assert pieces[0].vector.base.size == 11 * len(index.settings.probe) and pieces[0].vector.dtype == np.float32
-
-
-def test_content_that_two_writers_have_added_is_left_once(index):
-    """As after a kill: the worker of a dead run commits after the next run has looked."""
-    wanted = {video: [each.number for each in segments] for video, segments in index.store.segments().items()}
-    windows = next(video for video, numbers in wanted.items() if len(numbers) > 1)
-    stored = index.store.segments(("film", "picture", "vector"))
-    index.store.add_videos([(windows, stored[windows])])
-    assert any("2 times" in problem for problem in verify(index))
-    with index.store.locked():
-        assert index.store.drop_doubles() == len(wanted[windows])
-        assert index.store.drop_doubles() == 0
-    found = {video: [each.number for each in segments] for video, segments in index.store.segments().items()}
-    assert found == wanted and verify(index) == []

@@ -1,5 +1,6 @@
 """The place of an index in LanceDB: a folder or an address of object storage, its lock, errors, and SQL conditions."""
 
+import gc
 import os
 import random
 import time
@@ -35,13 +36,18 @@ UNREADABLE, UNWRITABLE = "the index cannot be read", "the index cannot be writte
 
 
 def import_lancedb() -> tuple[Any, Any]:
-    """The modules lancedb and pyarrow. They cost over a second of CPU, so only what reads or writes tables asks."""
+    """The modules lancedb and pyarrow. They cost about a second of CPU, so only what reads or writes tables asks."""
     os.environ.setdefault("LANCEDB_LOG", "error")  # else it warns of each table that does not exist yet
+    collects = gc.isenabled()
+    gc.disable()  # all that an import makes stays; to look through it takes a fourth of the time
     try:
         import lancedb
         import pyarrow
     except ImportError as error:
         raise MissingDependency("an index", "LanceDB", "search") from error
+    finally:
+        if collects:
+            gc.enable()
     return lancedb, pyarrow
 
 
