@@ -595,6 +595,7 @@ def _search_on(connection: Connection, candidates: int) -> None:
         "hnsw.ef_search": candidates,
         "hnsw.iterative_scan": "relaxed_order",
         "hnsw.max_scan_tuples": 2**31 - 1,
+        "enable_seqscan": "off",  # the planner does not count that long vectors lie in a table of their own
     }.items():
         connection.execute("SELECT set_config(%s, %s, true)", [name, str(value)])
 
