@@ -55,8 +55,11 @@ class VideoIndex:
         config.check()
         store = store_of(uri)
         store.check_free(uri)  # before a model is loaded
-        embedder = embedder or _load(config)
-        return cls(store.create(uri, settings.completed(embedder)), config, embedder)
+        given, embedder = embedder is not None, embedder or _load(config)
+        settings = settings.completed(embedder)
+        if given:
+            settings.check_reloads(embedder)
+        return cls(store.create(uri, settings), config, embedder)
 
     @classmethod
     def open(

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allocembed import __version__
+from allocembed.allocators.registry import load_allocator
 from allocembed.backbones.checkpoint import same_model
 from allocembed.config import EmbedConfig, make
-from allocembed.errors import SearchError
+from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.search.segments import parse_segments
 
 if TYPE_CHECKING:
@@ -64,6 +65,22 @@ class IndexSettings:
         probe = tuple(float(value) for value in _probe(embedder))
         inputs = repr(embedder.backbone.inputs)
         return replace(self, config=config, probe=probe, weights=_policy_digest(embedder), inputs=inputs)
+
+    def check_reloads(self, embedder: AllocEmbed) -> None:
+        """Raise SearchError if the stored name would not give a later run the embedder's own allocator."""
+        name, given = self.config.allocator, embedder.allocator
+        try:
+            found = load_allocator(name, embedder.backbone)
+        except AllocEmbedError:
+            found = None
+        if type(found) is not type(given) or found.identity() != given.identity():
+            kind = type(given)
+            raise SearchError(
+                f"an index keeps the name of its allocator, and {name} does not stand for this {kind.__name__}: add "
+                f'{name} = "{kind.__module__}:{kind.__qualname__}" to the entry points allocembed.allocators of its '
+                f"package, or set allocembed.allocators.registry.METHODS[{name!r}] in each run, and give options in the "
+                "name"
+            )
 
     def check(self, embedder: AllocEmbed) -> None:
         """Raise SearchError if the embedder's vectors do not belong with those of this index."""
