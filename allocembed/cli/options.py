@@ -128,7 +128,7 @@ def _registry(hidden: Sequence[str], preset: Mapping[str, Any], check: bool) -> 
                 fixed[item.name] = value
             else:
                 kind: Any = tuple[str, ...] if item.name in REPEATED else hints[item.name]
-                kind = Annotated[kind, *_markers(item.name, kind, value)]
+                kind = Annotated[kind, *_markers(item.name, kind, value, item.metadata.get("metavar"))]
                 specs.append(constructors.StructFieldSpec(item.name, kind, value, docs.get(item.name)))
         make = partial(info.type if check else SimpleNamespace, **fixed)
         return constructors.StructConstructorSpec(make, tuple(specs))
@@ -144,12 +144,12 @@ def _registry(hidden: Sequence[str], preset: Mapping[str, Any], check: bool) -> 
     return registry
 
 
-def _markers(name: str, kind: Any, value: Any) -> list[Any]:
+def _markers(name: str, kind: Any, value: Any, metavar: str | None) -> list[Any]:
     if is_dataclass(kind):
         return [FLAT]
     hint = "" if value is None or value is False or value in ("", ()) else None
     short = [SHORT[name]] if name in SHORT else None
-    markers = [arg(name=REPEATED.get(name), aliases=short, help_behavior_hint=hint)]
+    markers = [arg(name=REPEATED.get(name), aliases=short, metavar=metavar, help_behavior_hint=hint)]
     return [*markers, tyro.conf.UseAppendAction] if name in REPEATED else markers
 
 

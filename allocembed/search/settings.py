@@ -73,13 +73,12 @@ class IndexSettings:
             found = load_allocator(name, embedder.backbone)
         except AllocEmbedError:
             found = None
-        if type(found) is not type(given) or found.identity() != given.identity():
-            kind = type(given)
+        kind = type(given)
+        if found is None or type(found) is not kind or found.identity() != given.identity():
             raise SearchError(
                 f"an index keeps the name of its allocator, and {name} does not stand for this {kind.__name__}: add "
                 f'{name} = "{kind.__module__}:{kind.__qualname__}" to the entry points allocembed.allocators of its '
-                f"package, or set allocembed.allocators.registry.METHODS[{name!r}] in each run, and give options in the "
-                "name"
+                f"package, or set allocembed.allocators.registry.METHODS[{name!r}] in each run; options belong to the name"
             )
 
     def check(self, embedder: AllocEmbed) -> None:
