@@ -1,10 +1,15 @@
-"""The contract of stores, on all of ours: LanceDB in a folder and in a bucket, and PostgreSQL."""
+"""The contract of stores: LanceDB in a folder and in a bucket, PostgreSQL, and the example of a package of its own."""
+
+from pathlib import Path
 
 import pytest
 
+from allocembed.search.store import STORES
 from allocembed.search.store.lance import lease
 from allocembed.testing.stores import StoreContract
 from tests.postgres import new_schema
+
+PLUGIN = Path(__file__).parents[3] / "examples" / "plugin"
 
 
 class TestLanceInAFolder(StoreContract):
@@ -25,3 +30,13 @@ class TestPostgres(StoreContract):
     @pytest.fixture
     def store_address(self, postgres) -> str:
         return new_schema(postgres)
+
+
+class TestTheExample(StoreContract):
+    @pytest.fixture
+    def store_address(self, tmp_path, monkeypatch) -> str:
+        monkeypatch.syspath_prepend(str(PLUGIN))
+        from allocembed_plugin.store import SqliteStore
+
+        monkeypatch.setitem(STORES, "sqlite", SqliteStore)
+        return f"sqlite://{tmp_path}/videos.db"
