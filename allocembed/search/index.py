@@ -23,7 +23,8 @@ from allocembed.search.query import Query, check_query, combine, example_vectors
 from allocembed.search.searching import SearchJob
 from allocembed.search.sentences import SentenceReader
 from allocembed.search.settings import NEAR, IndexSettings
-from allocembed.search.store import EmbeddedSegment, IndexStore, place_of, printable_place, store_of
+from allocembed.search.store import EmbeddedSegment, IndexStore, place_of, store_of
+from allocembed.words import without_passwords
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
@@ -254,7 +255,7 @@ class VideoIndex:
     def info(self) -> dict[str, Any]:
         """Counts, tokens and settings."""
         return {
-            "uri": printable_place(self.store.uri),
+            "uri": without_passwords(self.store.uri),
             **self.store.totals(),
             "lines": self.lines.count(),
             **self.settings.config.settings(),

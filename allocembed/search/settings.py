@@ -78,7 +78,8 @@ class IndexSettings:
             raise SearchError(
                 f"an index keeps the name of its allocator, and {name} does not stand for this {kind.__name__}: add "
                 f'{name} = "{kind.__module__}:{kind.__qualname__}" to the entry points allocembed.allocators of its '
-                f"package, or set allocembed.allocators.registry.METHODS[{name!r}] in each run; options belong to the name"
+                f"package, or set allocembed.allocators.registry.METHODS[{name!r}] in each run. Options belong to the "
+                "name"
             )
 
     def check(self, embedder: AllocEmbed) -> None:

@@ -3,7 +3,6 @@
 `base` is the seam. `lance` keeps an index in a folder or in object storage, `postgres` in a database.
 """
 
-import re
 from pathlib import Path
 
 from allocembed.errors import ConfigError
@@ -21,6 +20,7 @@ from allocembed.search.store.base import (
     LineStore,
     TextSource,
 )
+from allocembed.words import without_passwords
 
 __all__ = [
     "INSIDE",
@@ -36,7 +36,6 @@ __all__ = [
     "TextSource",
     "exists",
     "place_of",
-    "printable_place",
     "store_of",
 ]
 
@@ -55,7 +54,7 @@ def store_of(uri: str | Path) -> type[IndexStore]:
         return STORES[scheme]
     schemes = ", ".join(f"{name}://" for name in sorted(STORES) if name != PATH)
     raise ConfigError(
-        f"cannot use the address {printable_place(str(uri))}: give a path, or one that starts with {schemes}"
+        f"cannot use the address {without_passwords(str(uri))}: give a path, or one that starts with {schemes}"
     )
 
 
@@ -72,17 +71,3 @@ def exists(uri: str | Path) -> bool:
     """Whether there is a complete index. For a folder, this needs no LanceDB."""
     uri = place_of(uri)
     return store_of(uri).exists(uri)
-
-
-def printable_place(uri: str) -> str:
-    """An address without its password, for messages.
-
-    >>> printable_place("postgresql://me:secret@host/db?schema=a"), printable_place("videos.index")
-    ('postgresql://me@host/db?schema=a', 'videos.index')
-    >>> printable_place("postgresql://host/db?password=se%cret&schema=a")
-    'postgresql://host/db?schema=a'
-    """
-    if not is_remote(uri):
-        return uri
-    uri = re.sub(r"(?i)(?<=[?&])(?:ssl)?password=[^&]*&?", "", uri).rstrip("?&")
-    return re.sub(r"://([^:/@]*):.*@", r"://\1@", uri)

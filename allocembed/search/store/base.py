@@ -108,7 +108,7 @@ class IndexStore(ABC):
     """Seconds to wait for the lock: two runs that start at once must not both give way."""
 
     uri: str
-    """Its address. It may hold a password: `printable_place` makes it fit to be shown."""
+    """Its address. It may hold a password: `words.without_passwords` makes it fit to be shown."""
     settings: IndexSettings
     lines: LineStore
 

@@ -32,7 +32,6 @@ from allocembed.search.filters import Filters
 from allocembed.search.said.subtitles import Line
 from allocembed.search.said.words import words
 from allocembed.search.settings import IndexSettings
-from allocembed.search.store import printable_place
 from allocembed.search.store.base import (
     LARGE,
     SMALL,
@@ -43,6 +42,7 @@ from allocembed.search.store.base import (
     LineStore,
     TextSource,
 )
+from allocembed.words import without_passwords
 
 try:
     import psycopg
@@ -117,7 +117,7 @@ class Database:
     """Connections to the schema of one index. Several threads may use them at once."""
 
     def __init__(self, uri: str) -> None:
-        self.uri, self.place = uri, printable_place(uri)
+        self.uri, self.place = uri, without_passwords(uri)
         address, _, options = uri.partition("?")
         given = [option for option in options.split("&") if option]
         named = [option.partition("=")[2] for option in given if option.startswith("schema=")]
@@ -392,13 +392,13 @@ class PostgresStore(IndexStore):
 
     def add_files(self, entries: Sequence[FileEntry]) -> None:
         with self._database.writing() as connection:
-            _insert(connection, "files", map(astuple, entries))
+            _insert(connection, "files", [astuple(entry) for entry in entries])
 
     def put_files(self, entries: Sequence[FileEntry]) -> None:
         latest = {entry.path: entry for entry in entries}
         with self._database.writing() as connection:
             connection.execute("DELETE FROM files WHERE path = ANY(%s)", [list(latest)])
-            _insert(connection, "files", map(astuple, latest.values()))
+            _insert(connection, "files", [astuple(entry) for entry in latest.values()])
 
     def drop_files(self, paths: Iterable[str]) -> None:
         with self._database.writing() as connection:
@@ -452,7 +452,7 @@ class PostgresLines(LineStore):
         with self._database.writing() as connection:
             _insert(connection, "lines", rows)
             _delete_sources(connection, latest)
-            _insert(connection, "subtitles", map(astuple, latest.values()))
+            _insert(connection, "subtitles", [astuple(source) for source in latest.values()])
 
     def drop_sources(self, keys: Iterable[tuple[str, str]]) -> None:
         with self._database.writing() as connection:
