@@ -21,3 +21,15 @@ def printable(text: str, kept: str = "") -> str:
     a\\nb\\x1b[31m.mp4
     """
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: found[0] if found[0] in kept else repr(found[0])[1:-1], text)
+
+
+def without_passwords(text: str) -> str:
+    """A text in which addresses have no passwords.
+
+    >>> without_passwords("postgresql://me:secret@host/db?schema=a is busy"), without_passwords("videos.index")
+    ('postgresql://me@host/db?schema=a is busy', 'videos.index')
+    >>> without_passwords("postgresql://host/db?password=se%cret&schema=a")
+    'postgresql://host/db?schema=a'
+    """
+    text = re.sub(r"(?i)([?&])(?:ssl)?password=[^&\s]*&?", r"\1", text)
+    return re.sub(r"://([^:/@\s]*):\S*@", r"://\1@", text)

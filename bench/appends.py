@@ -13,7 +13,8 @@ import numpy as np
 
 from allocembed.config import EmbedConfig
 from allocembed.search.settings import IndexSettings
-from allocembed.search.store import EmbeddedSegment, IndexStore
+from allocembed.search.store import EmbeddedSegment
+from allocembed.search.store.lance import LanceStore
 from tests.object_storage import ObjectServer, environment
 
 TURNS, DIM = 5, 64
@@ -21,7 +22,7 @@ TURNS, DIM = 5, 64
 
 def write(uri: str, number: int) -> None:
     """One of the processes: begins when it is told to, and prints the longest time of an append."""
-    store, vector, worst = IndexStore.open(uri), np.full(DIM, DIM**-0.5, np.float32), 0.0
+    store, vector, worst = LanceStore.open(uri), np.full(DIM, DIM**-0.5, np.float32), 0.0
     print("ready", flush=True)
     sys.stdin.readline()
     for turn in range(TURNS):
@@ -32,7 +33,7 @@ def write(uri: str, number: int) -> None:
 
 
 def race(uri: str, writers: int) -> None:
-    IndexStore.create(uri, IndexSettings(EmbedConfig(backbone="nano-qwen3"), probe=(0.0,) * DIM))
+    LanceStore.create(uri, IndexSettings(EmbedConfig(backbone="nano-qwen3"), probe=(0.0,) * DIM))
     words = [sys.executable, __file__, "--uri", uri, "--number"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([*words, str(number)], **pipes) for number in range(writers)]
@@ -44,7 +45,7 @@ def race(uri: str, writers: int) -> None:
     failed = sum(not answer for answer in answers)
     print(
         f"{uri.partition(':')[0] if '://' in uri else 'a folder'}: {writers} writers, "
-        f"{IndexStore.open(uri).count()} of {writers * TURNS} rows, {failed} writers failed; {took:.1f} s in all, "
+        f"{LanceStore.open(uri).count()} of {writers * TURNS} rows, {failed} writers failed; {took:.1f} s in all, "
         f"at most {worst:.1f} s for one append",
         flush=True,
     )

@@ -27,12 +27,11 @@ from rich.table import Table
 
 from allocembed.config import EmbedConfig
 from allocembed.search import FileEntry, Filters, Hit, IndexSettings, VideoIndex
-from allocembed.search import store as tables
-from allocembed.search.said.lines import INSIDE, TextSource
 from allocembed.search.said.reading import SaidReading
 from allocembed.search.said.subtitles import Line
 from allocembed.search.searching import SearchJob
-from allocembed.search.store import IndexStore
+from allocembed.search.store import INSIDE, TextSource
+from allocembed.search.store.lance import LanceStore
 
 PIECES = 13  # a whole video and a dozen windows
 SPREAD = 0.8  # distance of windows from their video's centre, relative to the distance between videos
@@ -80,7 +79,7 @@ class Bench:
         self.place, self.dim, self.queries = place, dim, queries
         self.random = np.random.default_rng(0)
         config = EmbedConfig(backbone="synthetic", dim=dim)
-        store = IndexStore.create(str(place / "index"), IndexSettings(config, probe=(0.0,) * dim))
+        store = LanceStore.create(str(place / "index"), IndexSettings(config, probe=(0.0,) * dim))
         self.index = VideoIndex(store, config)
         self.asked: list[tuple[np.ndarray, str, str]] = []
         """Vector, words and the video that has both."""
@@ -181,12 +180,12 @@ class Bench:
 @contextmanager
 def thresholds(lookup: int, approximate: int) -> Iterator[None]:
     """Change the number of vectors above which `tidy` builds each index."""
-    before = tables.LOOKUP_UP_TO, tables.EXACT_UP_TO
-    tables.LOOKUP_UP_TO, tables.EXACT_UP_TO = lookup, approximate
+    before = LanceStore.lookup_up_to, LanceStore.exact_up_to
+    LanceStore.lookup_up_to, LanceStore.exact_up_to = lookup, approximate
     try:
         yield
     finally:
-        tables.LOOKUP_UP_TO, tables.EXACT_UP_TO = before
+        LanceStore.lookup_up_to, LanceStore.exact_up_to = before
 
 
 def make_videos(random: np.random.Generator, count: int, dim: int) -> np.ndarray:
@@ -215,7 +214,7 @@ def cue(number: int, text: str) -> str:
     return f"{number + 1}\n{clock},000 --> {clock},900\n{text}\n\n"
 
 
-def write(store: IndexStore, vectors: np.ndarray, first: int) -> list[str]:
+def write(store: LanceStore, vectors: np.ndarray, first: int) -> list[str]:
     """Add videos, numbered from `first`, and a file for each; return their names."""
     count, pieces, dim = vectors.shape
     names = [f"{first + number:032x}" for number in range(count)]

@@ -50,12 +50,13 @@ def plan(videos: int, gpus: int, dim: int, picture: int) -> list[tuple[str, str]
 def measure(count: int, dim: int) -> None:
     from allocembed.config import EmbedConfig
     from allocembed.search.settings import IndexSettings
-    from allocembed.search.store import EmbeddedSegment, IndexStore
+    from allocembed.search.store import EmbeddedSegment
+    from allocembed.search.store.lance import LanceStore
 
     source = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         settings = IndexSettings(EmbedConfig(backbone="nano-qwen3"), probe=(0.0,) * dim)
-        store = IndexStore.create(f"{folder}/x.index", settings)
+        store = LanceStore.create(f"{folder}/x.index", settings)
         for first in range(0, count, 10_000):
             made = source.standard_normal((10_000, dim)).astype(np.float32)
             made /= np.linalg.norm(made, axis=1, keepdims=True)

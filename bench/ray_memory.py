@@ -57,7 +57,7 @@ def run(count: int) -> None:
     from allocembed.scale.indexing import index_with_ray
     from allocembed.search.indexing import IndexReport
     from allocembed.search.settings import IndexSettings
-    from allocembed.search.store import IndexStore
+    from allocembed.search.store.lance import LanceStore
 
     with tempfile.TemporaryDirectory() as folder:
         for number in range(count):
@@ -67,7 +67,7 @@ def run(count: int) -> None:
             (place / f"{number:08}.mp4").touch()
         config = EmbedConfig(backbone="nano-qwen3", allocator="uniform")
         settings = IndexSettings(config, probe=(1.0,) * 64, inputs="simulated")
-        IndexStore.create(f"{folder}/videos.index", settings)
+        LanceStore.create(f"{folder}/videos.index", settings)
         seen: list[float] = []
 
         def show(report: IndexReport) -> None:

@@ -15,7 +15,9 @@ from allocembed.backbones.loading import load_backbone
 from tests import tiny
 from tests.families import siglip
 from tests.object_storage import ObjectServer
+from tests.postgres import postgres_server
 
+pytest.register_assert_rewrite("allocembed.testing")
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 # A file is run whole by one process, so the longest start first: none is then left for one process at the end.
@@ -158,6 +160,13 @@ def bucket(object_server, monkeypatch) -> str:
     for name, value in object_server.variables.items():
         monkeypatch.setenv(name, value)
     return object_server.make_bucket(f"bucket-{uuid4().hex}")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The address of a database on a PostgreSQL server of this session."""
+    with postgres_server() as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from allocembed.errors import AllocEmbedError, ConfigError, did_you_mean
 from allocembed.output.console import complain, say, set_quiet
 from allocembed.output.files import FULL
 from allocembed.plugins import Names
+from allocembed.words import without_passwords
 
 HELP = ("-h", "--help")
 COMMANDS: Names[Command] = Names(
@@ -215,5 +216,5 @@ def _save_traceback(words: Sequence[str]) -> str:
         "w", prefix="allocembed-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
     ) as file:
         file.write(f"allocembed {__version__}, Python {sys.version}, {sys.platform}\n")
-        file.write(f"command: {' '.join(words)}\n\n{traceback.format_exc()}")
+        file.write(without_passwords(f"command: {' '.join(words)}\n\n{traceback.format_exc()}"))
     return file.name

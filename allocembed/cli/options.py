@@ -124,14 +124,14 @@ def _registry(hidden: Sequence[str], preset: Mapping[str, Any], check: bool) -> 
         usual = constructors.ConstructorRegistry.get_struct_spec(info)
         reading.remove(info.type)
         assert isinstance(usual, constructors.StructConstructorSpec)
-        fixed, specs = {}, []
+        stated, fixed, specs = {each.name: each.metadata for each in fields(info.type)}, {}, []
         for item in usual.fields:
             value = preset.get(item.name, item.default)
             if item.name in hidden:
                 fixed[item.name] = value
             else:
                 kind: Any = tuple[str, ...] if item.name in REPEATED else item.type
-                kind = Annotated[kind, *_markers(item.name, kind, value)]
+                kind = Annotated[kind, *_markers(item.name, kind, value, stated[item.name].get("metavar"))]
                 specs.append(replace(item, type=kind, default=value, helptext=partial(_paragraph, item.helptext)))
         make = partial(info.type if check else SimpleNamespace, **fixed)
         return constructors.StructConstructorSpec(make, tuple(specs))
@@ -147,12 +147,12 @@ def _registry(hidden: Sequence[str], preset: Mapping[str, Any], check: bool) -> 
     return registry
 
 
-def _markers(name: str, kind: Any, value: Any) -> list[Any]:
+def _markers(name: str, kind: Any, value: Any, metavar: str | None) -> list[Any]:
     if is_dataclass(kind):
         return [FLAT]
     hint = "" if value is None or value is False or value in ("", ()) else None
     short = [SHORT[name]] if name in SHORT else None
-    markers = [arg(name=REPEATED.get(name), aliases=short, help_behavior_hint=hint)]
+    markers = [arg(name=REPEATED.get(name), aliases=short, metavar=metavar, help_behavior_hint=hint)]
     return [*markers, tyro.conf.UseAppendAction] if name in REPEATED else markers
 
 

@@ -14,7 +14,7 @@ from allocembed.remote.objects import is_remote
 from allocembed.scale.cluster import ClusterOptions
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
-from allocembed.search.storage import exists
+from allocembed.search.store import exists
 
 
 def index_with_ray(

@@ -1,7 +1,7 @@
 """`allocembed index` and `search`: search your own videos."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,6 @@ from allocembed.cli.options import (
     Engine,
     Flag,
     Out,
-    Place,
     Places,
     UsageError,
     all_but,
@@ -38,7 +37,7 @@ from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
 from allocembed.search.query import Example, Query
 from allocembed.search.ranking import SAME_VIDEO
-from allocembed.search.storage import exists, place_of
+from allocembed.search.store import exists, place_of
 from allocembed.words import counted, printable
 
 INDEX = "The index: a folder, or an address of object storage, as in s3://bucket/videos.index."
@@ -266,7 +265,7 @@ def dups(index: Index, threshold: float = SAME_VIDEO, as_json: AsJson = False) -
     say(f"{counted(len(groups), 'group')}, {counted(spare, 'file')} more than different videos")
 
 
-@partial(Command, hidden=all_but("device", "dtype"))
+@partial(Command, hidden=(*all_but("device", "dtype"), "speech"))
 def search(
     index: Index,
     config: Config,
@@ -282,12 +281,7 @@ def search(
     top: int = 10,
     min_score: Annotated[float | None, UNSET] = None,
     dedupe: Flag = False,
-    folder: Annotated[Place | None, UNSET] = None,
-    after: Annotated[str | None, arg(metavar="DATE", help_behavior_hint="")] = None,
-    before: Annotated[str | None, arg(metavar="DATE", help_behavior_hint="")] = None,
-    shortest: Annotated[float | None, arg(metavar="SECONDS", help_behavior_hint="")] = None,
-    longest: Annotated[float | None, arg(metavar="SECONDS", help_behavior_hint="")] = None,
-    least_height: Annotated[int | None, arg(metavar="PIXELS", help_behavior_hint="")] = None,
+    filters: Annotated[Filters, FLAT] = Filters(),  # noqa: B008 (frozen)
     has_speech: Flag = False,
     as_json: AsJson = False,
     clip: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
@@ -310,12 +304,6 @@ def search(
         top: Most videos to list.
         min_score: Leave out lower scores. A video that was found by what was said is kept.
         dedupe: Leave out near-duplicates of better hits.
-        folder: Only files in this folder, or below it.
-        after: Only files changed on this day or later, as in 2026-01-31.
-        before: Only files changed before this day.
-        shortest: Only videos of at least this length.
-        longest: Only videos of at most this length.
-        least_height: Only videos whose shorter side has at least this many pixels, as in 720p.
         has_speech: Only videos with subtitles or a transcript.
         as_json: Print JSON.
         clip: Cut the moments out into this folder, without re-encoding.
@@ -329,7 +317,7 @@ def search(
     if said and refine:
         raise UsageError("give --said or --refine, not both; the time of a line is exact already")
     at_least(1, top=top)
-    filters = Filters(folder, after, before, shortest, longest, least_height, has_speech or None)
+    filters = replace(filters, speech=has_speech or None)
     if remote := next(filter(is_remote, like), None):
         raise UsageError(f"--like needs a file on a disk, not {remote}: copy it, or search by a sentence")
     wanted = Query(query, image, tuple(map(Example.parse, like)), unlike)

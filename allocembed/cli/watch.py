@@ -12,7 +12,7 @@ from allocembed.files import FileEntry, find_videos
 from allocembed.output.console import complain, progress, say
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import CHANGED, IndexReport
-from allocembed.search.storage import IndexBusy, exists
+from allocembed.search.store import IndexBusy, exists
 from allocembed.search.watch import FolderState, follow
 
 if TYPE_CHECKING:

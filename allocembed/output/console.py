@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from allocembed.words import printable
+from allocembed.words import printable, without_passwords
 
 INTERVAL = 30.0  # seconds between progress lines where stderr is no terminal
 WINDOW = 60.0  # seconds over which the rate is measured
@@ -49,12 +49,12 @@ def set_quiet(quiet: bool) -> None:
 
 def say(text: str) -> None:
     """Print a note as it is: brackets are no markup, long lines are not broken."""
-    stderr.print(printable(text, "\n"), soft_wrap=True, markup=False)
+    stderr.print(printable(without_passwords(text), "\n"), soft_wrap=True, markup=False)
 
 
 def complain(label: str, text: str = "") -> None:
     """Print what went wrong, also with --quiet."""
-    text = printable(text, "\n")
+    text = printable(without_passwords(text), "\n")
     _complaints.print(Text.assemble((label, "red"), f" {text}" if text else ""), soft_wrap=True)
 
 

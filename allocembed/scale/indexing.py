@@ -24,12 +24,10 @@ from allocembed.paths import absolute
 from allocembed.remote.objects import is_below, is_remote
 from allocembed.scale.cluster import Cluster, ClusterOptions, connected
 from allocembed.scale.pool import WorkerPool
-from allocembed.search.doubles import drop_doubles
 from allocembed.search.embedding import EmbeddedVideo, commit_portions, embed_videos
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexingRun, IndexReport, ShowProgress, known_content
-from allocembed.search.storage import exists
-from allocembed.search.store import LOOKUP_UP_TO
+from allocembed.search.store import exists
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
@@ -186,8 +184,7 @@ class RayIndexing:
 
     def find(self, sources: Sequence[str | Path], retry_failed: bool, recheck: bool) -> Iterator[FileEntry]:
         """The files that a worker must look at, one by one."""
-        if self.store.file_count() > LOOKUP_UP_TO:
-            self.store.tidy()  # a killed run has left rows that no lookup index knows
+        self.store.tidy()  # a killed run has left rows that no lookup index knows
         sources = outermost(sources)
         Thread(target=self._count, args=[sources], daemon=True).start()
         return self._new(walk_videos(sources, self.unread), retry_failed, recheck)
@@ -252,7 +249,7 @@ class RayIndexing:
     def finish(self, sources: Sequence[str | Path], prune: bool) -> None:
         """Drop doubles and what is gone, merge small files, and build the indices of a large index."""
         self.report.failed += self.unread.items()
-        drop_doubles(self.store)
+        self.store.drop_doubles()
         if prune or self.changed:
             run = IndexingRun(self.index, self.report, None)
             run.listed = {file.path for file in walk_videos(filter(is_remote, sources), {})}

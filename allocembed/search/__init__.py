@@ -15,7 +15,7 @@ from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
 from allocembed.search.query import Example, Query
 from allocembed.search.settings import IndexSettings
-from allocembed.search.storage import IndexBusy
+from allocembed.search.store import IndexBusy
 
 __all__ = [
     "Example",

@@ -23,6 +23,7 @@ from allocembed.search.filters import Filters
 from allocembed.search.frames import frame_jpeg
 from allocembed.search.hit import Hit
 from allocembed.search.index import VideoIndex
+from allocembed.search.parameters import with_filters
 from allocembed.search.places import places_of, without_folders
 from allocembed.search.query import LONGEST_QUERY
 
@@ -48,8 +49,6 @@ VideoId = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="Id of a vi
 Second = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False, description="Seconds after the start.")]
 Top = Annotated[int, Field(ge=1, le=MOST_HITS, description="Most videos to return.")]
 MinScore = Annotated[float | None, Field(ge=-1, le=1, allow_inf_nan=False, description="Lowest score to return.")]
-Length = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)]
-Day = Annotated[str | None, Field(max_length=40, description="When the file was changed, such as 2026-01-31.")]
 Sentence = Annotated[str, Field(max_length=LONGEST_QUERY, description="What the video shows, in a sentence.")]
 
 P = ParamSpec("P")
@@ -124,17 +123,12 @@ class IndexTools:
         said: Annotated[
             bool | None, Field(description="true: only what is said; false: only what is shown; default: both.")
         ] = None,
-        after: Day = None,
-        before: Day = None,
-        shortest: Length = None,
-        longest: Length = None,
+        *,
+        filters: Filters,
     ) -> list[FoundVideo]:
         """Find videos, and the moment in each, by a sentence about what they show or by words said in them."""
-        filters = Filters(after=after, before=before, shortest=shortest, longest=longest)
         with self.turn:
-            hits = self.index.search(
-                query, top=top, min_score=min_score, said=said, filters=None if filters.is_empty else filters
-            )
+            hits = self.index.search(query, top=top, min_score=min_score, said=said, filters=filters)
         return [found_video(hit) for hit in hits]
 
     def similar(self, video: VideoId, top: Top = 10, min_score: MinScore = None) -> list[FoundVideo]:
@@ -198,7 +192,8 @@ def make_server(index: VideoIndex) -> MCPServer:
     # Whatever else is logged would only fill the agent's log.
     server = MCPServer("allocembed", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
     made = IndexTools(index)
-    tools: list[Callable[..., Any]] = [made.search, made.similar, made.moment, made.transcript, made.frame]
+    search = with_filters("folder")(made.search)  # the names of folders are not shown
+    tools: list[Callable[..., Any]] = [search, made.similar, made.moment, made.transcript, made.frame]
     for tool in tools:
         server.add_tool(in_words(tool, index), annotations=READ_ONLY)
     return server

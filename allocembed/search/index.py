@@ -14,19 +14,17 @@ import numpy as np
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
 from allocembed.files import FileEntry, find_videos, is_there
-from allocembed.paths import absolute, is_folder
+from allocembed.paths import absolute
 from allocembed.remote.objects import is_below, is_remote
-from allocembed.search.doubles import drop_doubles
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.indexing import IndexingRun, IndexReport, ShowProgress
 from allocembed.search.query import Query, check_query, combine, example_vectors
-from allocembed.search.said.lines import LineStore
 from allocembed.search.searching import SearchJob
 from allocembed.search.sentences import SentenceReader
 from allocembed.search.settings import NEAR, IndexSettings
-from allocembed.search.storage import check_free, locked, place_of
-from allocembed.search.store import EmbeddedSegment, IndexStore
+from allocembed.search.store import EmbeddedSegment, IndexStore, place_of, store_of
+from allocembed.words import without_passwords
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
@@ -42,7 +40,7 @@ class VideoIndex:
     def __init__(self, store: IndexStore, config: EmbedConfig, embedder: AllocEmbed | None = None) -> None:
         """`config` says how to load the model; a given embedder is used instead, if it fits the index."""
         self.store, self.settings = store, store.settings
-        self.lines = LineStore(store.uri, store.writing)
+        self.lines = store.lines
         self._config, self._embedder = config, embedder
         self._sentences = SentenceReader(self.settings, config)
         self._loading = threading.Lock()  # several threads may search at once
@@ -56,16 +54,13 @@ class VideoIndex:
         """Make an empty index. If an embedder is given, it must have been made from `config`."""
         uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
-        check_free(uri)  # also before a lock is made
-        there = is_folder(uri)
-        with locked(uri) as lease:
-            check_free(uri)
-            embedder = embedder or _load(config)
-            if lease is not None:
-                lease.check()  # loading may have taken longer than the lease lasts
-            store = IndexStore.create(uri, settings.completed(embedder))
-            store.made_folder = not there
-        return cls(store, config, embedder)
+        store = store_of(uri)
+        store.check_free(uri)  # before a model is loaded
+        given, embedder = embedder is not None, embedder or _load(config)
+        settings = settings.completed(embedder)
+        if given:
+            settings.check_reloads(embedder)
+        return cls(store.create(uri, settings), config, embedder)
 
     @classmethod
     def open(
@@ -84,7 +79,8 @@ class VideoIndex:
         A given config or `segments` must agree with the index. A config also decides where and how to compute, as
         `EmbedConfig.run_as` does. Without one, the limits of reading are those that the index was made with.
         """
-        store = IndexStore.open(place_of(uri))
+        uri = place_of(uri)
+        store = store_of(uri).open(uri)
         store.settings.check_config(config, segments)
         stated = store.settings.config
         if config is None:
@@ -134,7 +130,7 @@ class VideoIndex:
             run = IndexingRun(self, report, progress, transcriber)
             run.sort(found, retry_failed, recheck)
             run.embed(readers)
-            drop_doubles(self.store)  # of several processes that were killed
+            self.store.drop_doubles()  # of several processes that were killed
             run.sweep(prune, [str(source) for source in sources if is_remote(source)])
             if report.embedded or report.dropped or report.moved or report.lines:
                 self.store.tidy()
@@ -259,7 +255,7 @@ class VideoIndex:
     def info(self) -> dict[str, Any]:
         """Counts, tokens and settings."""
         return {
-            "uri": self.store.uri,
+            "uri": without_passwords(self.store.uri),
             **self.store.totals(),
             "lines": self.lines.count(),
             **self.settings.config.settings(),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from allocembed.search.hit import Hit
-from allocembed.search.said.lines import FoundLine
+from allocembed.search.store.base import FoundLine
 
 NEIGHBOURS = 10.0  # seconds: a sentence may continue over a few lines
 ENOUGH = 0.66  # share of the query's words that a line and its neighbours must have to count beside pictures

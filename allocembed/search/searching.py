@@ -13,9 +13,8 @@ from allocembed.files import FileEntry
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.ranking import ENOUGH, fold_copies, fuse, rank_lines
-from allocembed.search.said.lines import FoundLine
 from allocembed.search.said.words import content_words
-from allocembed.search.store import EmbeddedSegment
+from allocembed.search.store import EmbeddedSegment, FoundLine
 
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex

@@ -68,6 +68,22 @@ class IndexSettings:
         inputs = repr(embedder.backbone.inputs)
         return replace(self, config=config, probe=probe, weights=_policy_digest(embedder.allocator), inputs=inputs)
 
+    def check_reloads(self, embedder: AllocEmbed) -> None:
+        """Raise SearchError if the stored name would not give a later run the embedder's own allocator."""
+        name, given = self.config.allocator, embedder.allocator
+        try:
+            found = load_allocator(name, embedder.backbone)
+        except AllocEmbedError:
+            found = None
+        kind = type(given)
+        if found is None or type(found) is not kind or found.identity() != given.identity():
+            raise SearchError(
+                f"an index keeps the name of its allocator, and {name} does not stand for this {kind.__name__}: add "
+                f'{name} = "{kind.__module__}:{kind.__qualname__}" to the entry points allocembed.allocators of its '
+                f"package, or set allocembed.allocators.registry.METHODS[{name!r}] in each run. Options belong to the "
+                "name"
+            )
+
     def check(self, embedder: AllocEmbed) -> None:
         """Raise SearchError if the embedder's vectors do not belong with those of this index."""
         probe = _probe(embedder)

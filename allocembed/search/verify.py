@@ -8,7 +8,7 @@ import numpy as np
 from allocembed.files import FileEntry, cannot_read, fingerprint, is_there
 from allocembed.remote.objects import is_remote
 from allocembed.search.index import VideoIndex
-from allocembed.search.said.lines import INSIDE, SPEECH, TextSource
+from allocembed.search.store import INSIDE, SPEECH, TextSource
 
 UNIT = 1e-3  # tolerance of a vector's length
 

@@ -125,7 +125,7 @@ class Churn:
 def contents(place: Path) -> dict[str, Held]:
     """What an index holds for each path: content, lines and vectors; or that it failed."""
     from allocembed.search import VideoIndex
-    from allocembed.search.storage import exists
+    from allocembed.search.store import exists
 
     if not exists(str(place)):
         return {}

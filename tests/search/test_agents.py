@@ -25,7 +25,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 
 from allocembed.search import agents
 from allocembed.search.agents import make_server
-from allocembed.search.said.lines import Line
+from allocembed.search.said.subtitles import Line
 
 TOOLS = {"search", "similar", "moment", "transcript", "frame"}
 SUBTITLES = "1\n00:00:01,000 --> 00:00:02,000\nthe rocket starts\n\n2\n00:00:09,000 --> 00:00:10,000\nit lands\n"

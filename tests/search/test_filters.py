@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allocembed.search import Filters, SearchError, searching, store
+from allocembed.search import Filters, SearchError, searching
+from allocembed.search.store import EmbeddedSegment
+from allocembed.search.store.lance import LanceStore, store
 from tests.search.said.test_reading import write_lines
 
 pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
@@ -67,7 +69,7 @@ def test_the_best_are_found_with_the_approximate_index_however_selective_the_fil
     index, monkeypatch, one_by_one, prefiltered
 ):
     """Thousands of near vectors are excluded by the filter, and the ten that are left are far away."""
-    monkeypatch.setattr(store, "EXACT_UP_TO", 100)
+    monkeypatch.setattr(LanceStore, "exact_up_to", 100)
     monkeypatch.setattr(store, "PARTITION", 40)
     monkeypatch.setattr(store, "ONE_BY_ONE", one_by_one)
     monkeypatch.setattr(searching, "PREFILTERED", prefiltered)
@@ -99,7 +101,7 @@ def make_large(index, near: int, far: int) -> np.ndarray:
     vectors[:near] = vectors[0] + 0.3 * vectors[:near]
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     videos = [f"{number:032x}" for number in range(near + far)]
-    segments = [store.EmbeddedSegment(0, 0.0, 1.0, 1, 1, 1, vector=vector) for vector in vectors]
+    segments = [EmbeddedSegment(0, 0.0, 1.0, 1, 1, 1, vector=vector) for vector in vectors]
     index.store.add_videos(zip(videos, ([segment] for segment in segments), strict=True))
     entry = index.files()[0]
     index.store.files_table.add(

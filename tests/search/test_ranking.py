@@ -3,7 +3,7 @@
 import time
 
 from allocembed.search.ranking import rank_lines
-from allocembed.search.said.lines import FoundLine
+from allocembed.search.store import FoundLine
 
 
 def line(start: float, words: str, relevance: float = 1.0) -> FoundLine:

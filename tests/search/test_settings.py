@@ -83,3 +83,28 @@ def test_an_index_of_an_older_version_is_searched_but_does_not_grow(index, folde
     assert index.search("anything", top=1)
     with pytest.raises(SearchError, match=r"made by allocembed 0\.2\.0"):
         index.add([folder])
+
+
+class Mine(Uniform):
+    name = "mine"
+
+
+class Disguised(Uniform):
+    """Has the name of another one."""
+
+
+def test_an_allocator_that_no_name_leads_back_to_makes_no_index(tmp_path, embedder, config):
+    wished = replace(config, allocator="auto")
+    for allocator in (Mine(), Disguised(), Sensitivity(embedder.backbone, [(2, 4)])):
+        made = AllocEmbed(embedder.backbone, allocator, wished)
+        with pytest.raises(SearchError, match=f"does not stand for this {type(allocator).__name__}: add"):
+            VideoIndex.create(tmp_path / "index", wished, embedder=made)
+        assert not (tmp_path / "index").exists()
+
+
+def test_an_allocator_that_is_registered_by_name_is_found_again(tmp_path, embedder, config, monkeypatch, folder):
+    monkeypatch.setitem(METHODS, "mine", Mine)
+    wished = replace(config, allocator="auto")
+    VideoIndex.create(tmp_path / "index", wished, embedder=AllocEmbed(embedder.backbone, Mine(), wished))
+    opened = VideoIndex.open(tmp_path / "index", device="cpu")
+    assert opened.add([folder / "v1.mp4"]).embedded == 1 and isinstance(opened.embedder.allocator, Mine)

@@ -20,8 +20,8 @@ pytest.importorskip("lancedb", reason="pip install 'allocembed[search]'")
 pytest.importorskip("watchfiles", reason="pip install 'allocembed[search]'")
 
 from allocembed.cli.watch import IndexUpdater
-from allocembed.search import storage, watch
-from allocembed.search.storage import exists
+from allocembed.search import watch
+from allocembed.search.store import IndexStore, exists
 from allocembed.search.watch import FolderState, follow
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ def test_random_changes_end_in_an_index_equal_to_one_made_from_scratch(tmp_path,
 def test_the_lock_is_free_between_runs_and_a_run_by_hand_is_waited_for(
     folder, tmp_path, config, embedder, monkeypatch, capsys
 ):
-    monkeypatch.setattr(storage, "PATIENCE", 0.1)
+    monkeypatch.setattr(IndexStore, "patience", 0.1)
     state = FolderState([folder])
     updater = IndexUpdater(state, str(tmp_path / "index"), config, None, {}, embedder=embedder)
     settled(state)

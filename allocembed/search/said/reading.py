@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from allocembed.errors import VideoError
 from allocembed.files import FileEntry, cannot_read
-from allocembed.search.said.lines import INSIDE, LINES_AT_ONCE, SPEECH, LineStore, TextSource
 from allocembed.search.said.streams import read_streams
 from allocembed.search.said.subtitles import LARGEST, Line, beside, decoded, parse, read_bytes
+from allocembed.search.store.base import INSIDE, SPEECH, LineStore, TextSource
 from allocembed.threads import map_ordered
 
 if TYPE_CHECKING:
     from allocembed.search.said.speech import Transcriber
 
 COMMIT_SOURCES = 256
+LINES_AT_ONCE = 20_000  # that are read before they are committed, if no single source has more
 COMMIT_SECONDS = 5.0
 READERS = 4  # threads that look for streams: opening a file mostly waits for its disk
 OPENED = 64  # videos that are looked at between two answers

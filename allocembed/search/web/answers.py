@@ -18,6 +18,7 @@ from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.index import VideoIndex
 from allocembed.search.match import ChanceLevel
+from allocembed.search.parameters import with_filters
 from allocembed.search.query import LONGEST_QUERY, Query, check_query
 from allocembed.search.refine import refine
 from allocembed.search.web.folders import FolderNames
@@ -29,8 +30,6 @@ REMEMBERED = 256  # queries whose vectors are kept
 Top = Annotated[int, Parameter(ge=1, le=100, description="Most videos to return.")]
 MinScore = Annotated[float | None, Parameter(ge=-1, le=1, description="Lowest score to return.")]
 Sentence = Annotated[str, Parameter(max_length=LONGEST_QUERY)]
-Seconds = Annotated[float | None, Parameter(ge=0, le=1e9, description="Length of the video in seconds.")]
-Day = Annotated[str | None, Parameter(max_length=40, description="When the file was changed, as in 2026-01-31.")]
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,10 @@ class Asked:
     min_score: float | None
 
 
-def chosen(
-    folder: Annotated[str | None, Parameter(max_length=1000, description="One of the folders of /api/info.")] = None,
-    after: Day = None,
-    before: Day = None,
-    shortest: Seconds = None,
-    longest: Seconds = None,
-    least_height: Annotated[int | None, Parameter(ge=0, le=100_000, description="Pixels of the shorter side.")] = None,
-    speech: Annotated[bool | None, Parameter(description="Whether something is said in the video.")] = None,
-) -> Filters:
-    """The filters of a search."""
-    return Filters(folder, after, before, shortest, longest, least_height, speech)
+@with_filters()
+def chosen(filters: Filters) -> Filters:
+    """The filters of a search. Its folder is one of those that `/api/info` lists."""
+    return filters
 
 
 def asked(

@@ -195,7 +195,7 @@ def _serve(
     """Index the videos and serve the page, opened with the sentence that stands out most."""
     from allocembed.search.index import VideoIndex
     from allocembed.search.indexing import IndexReport
-    from allocembed.search.storage import exists
+    from allocembed.search.store import exists
     from allocembed.search.web.server import run
 
     place = out / f"{Path(config.backbone).name}.index"

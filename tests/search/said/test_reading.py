@@ -15,9 +15,9 @@ from allocembed.errors import MissingDependency, VideoError
 from allocembed.search import Filters, SearchError, VideoIndex
 from allocembed.search.query import Query
 from allocembed.search.said import reading
-from allocembed.search.said.lines import INSIDE, SPEECH
 from allocembed.search.said.speech import read_sound
 from allocembed.search.said.subtitles import Line
+from allocembed.search.store import INSIDE, SPEECH
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 from tests.search.said.test_streams import write_with_subtitles

@@ -1,5 +1,7 @@
-"""The place of an index: a folder or an object-storage address, its lock, its errors, and conditions in SQL."""
+"""The place of an index in LanceDB: a folder or an address of object storage, its lock, errors, and SQL conditions."""
 
+import gc
+import os
 import random
 import time
 from collections.abc import Iterable, Iterator
@@ -7,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from allocembed.errors import AllocEmbedError, SearchError
+from allocembed.errors import AllocEmbedError, MissingDependency, SearchError
 from allocembed.paths import why_absent
 from allocembed.remote.objects import (
     StorageFailure,
@@ -18,21 +20,35 @@ from allocembed.remote.objects import (
     list_objects,
     split,
 )
-from allocembed.search.lance import import_lancedb
-from allocembed.search.lease import LEASE, Lease, LeaseHeld
+from allocembed.search.filters import Filters, Rule
 from allocembed.search.places import without_folders
+from allocembed.search.store.base import IndexBusy, IndexStore
+from allocembed.search.store.lance.lease import LEASE, Lease, LeaseHeld
 
 LOCK = "indexing.lock"
-PATIENCE = 5.0  # seconds to wait for the lock: two runs that start at once must not both give way
 APPENDS = 20  # attempts to append, of half a minute each
 TABLES = ("vectors", "files", "about")
 SPOKEN = ("lines", "subtitles")  # tables of what was said; an index without it, or of an older version, has none
 NAMES_AT_ONCE = 500  # values in one condition
+EVERYTHING = 2**31 - 1
+LOOKUP_UP_TO = 20_000  # rows; in a larger table, those of a video are found by an index on that column
 UNREADABLE, UNWRITABLE = "the index cannot be read", "the index cannot be written"
 
 
-class IndexBusy(SearchError):  # noqa: N818 (named for what happened)
-    """Another run writes to the index."""
+def import_lancedb() -> tuple[Any, Any]:
+    """The modules lancedb and pyarrow. They cost about a second of CPU, so only what reads or writes tables asks."""
+    os.environ.setdefault("LANCEDB_LOG", "error")  # else it warns of each table that does not exist yet
+    collects = gc.isenabled()
+    gc.disable()  # all that an import makes stays; to look through it takes a fourth of the time
+    try:
+        import lancedb
+        import pyarrow
+    except ImportError as error:
+        raise MissingDependency("an index", "LanceDB", "search") from error
+    finally:
+        if collects:
+            gc.enable()
+    return lancedb, pyarrow
 
 
 def exists(uri: str) -> bool:
@@ -96,13 +112,8 @@ def _is_free(uri: str) -> bool:
         return Path(uri).is_dir() and all(path.name in ours for path in Path(uri).iterdir())
 
 
-def place_of(uri: str | Path) -> str:
-    """The place of an index as it is kept: an address has no slash at its end. Raise ConfigError for other schemes.
-
-    >>> place_of("s3://bucket/videos.index/"), place_of(Path("videos.index"))
-    ('s3://bucket/videos.index', 'videos.index')
-    """
-    uri = str(uri)
+def place_of(uri: str) -> str:
+    """An address without a slash at its end, or a path as it is. Raise ConfigError for other schemes."""
     if not is_remote(uri):
         return uri
     if not split(uri)[2]:
@@ -132,7 +143,7 @@ def locked(uri: str, *, made_folder: bool = False) -> Iterator[Lease | None]:
         return
     from filelock import FileLock, Timeout
 
-    path, deadline = Path(uri) / LOCK, time.monotonic() + PATIENCE
+    path, deadline = Path(uri) / LOCK, time.monotonic() + IndexStore.patience
     made = [folder for folder in path.parents if not folder.exists()]
     if made_folder and not made:
         made = [path.parent]
@@ -231,6 +242,22 @@ def one_of(column: str, values: Iterable[str]) -> str:
     """
     literals = ", ".join(map(quoted, values))
     return f"{column} in ({literals})" if literals else "false"
+
+
+def file_condition(filters: Filters) -> str:
+    """The files without error that meet the rules of the filters.
+
+    >>> file_condition(Filters(folder="/it's", shortest=60, least_height=720))
+    "error = '' and starts_with(path, '/it''s/') and duration >= 60 and width >= 720 and height >= 720"
+    """
+    return " and ".join(["error = ''", *map(_in_sql, filters.rules())])
+
+
+def _in_sql(rule: Rule) -> str:
+    value = quoted(rule.value) if isinstance(rule.value, str) else rule.value
+    if rule.operator == "starts with":
+        return f"starts_with({rule.column}, {value})"
+    return f"{rule.column} {rule.operator} {value}"
 
 
 def quoted(value: str) -> str:

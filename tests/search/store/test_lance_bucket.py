@@ -9,10 +9,11 @@ import pytest
 from allocembed.errors import SearchError, VideoError
 from allocembed.files import find_videos
 from allocembed.remote.objects import delete, list_objects, look, read, write
-from allocembed.search import VideoIndex, lease
-from allocembed.search.lease import Lease, LeaseHeld, LeaseRecord
-from allocembed.search.said.lines import TextSource
+from allocembed.search import VideoIndex
 from allocembed.search.said.subtitles import Line
+from allocembed.search.store import TextSource
+from allocembed.search.store.lance import lease
+from allocembed.search.store.lance.lease import Lease, LeaseHeld, LeaseRecord
 from allocembed.search.verify import verify
 from tests.command import run
 from tests.object_storage import proxy_of, request, upload

@@ -8,59 +8,29 @@ Both tables are optional: they are made when they are first needed.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import timedelta
 from typing import Any
 
-from allocembed.files import FileEntry
-from allocembed.search.lance import import_lancedb
 from allocembed.search.said.subtitles import Line
 from allocembed.search.said.words import LONGEST_WORD, words
-from allocembed.search.storage import UNREADABLE, conditions, connect, has_table, one_of, storage_errors
+from allocembed.search.store.base import FoundLine, LineStore, TextSource
+from allocembed.search.store.lance.storage import (
+    EVERYTHING,
+    LOOKUP_UP_TO,
+    UNREADABLE,
+    conditions,
+    connect,
+    has_table,
+    import_lancedb,
+    one_of,
+    storage_errors,
+)
 
-EVERYTHING = 2**31 - 1
-INSIDE, SPEECH = "inside", "speech"  # origins that belong to the content of a video and not to a path
-LINES_AT_ONCE = 20_000  # that are read before they are committed, if no single source has more
-LOOKUP_UP_TO = 20_000  # lines; in a larger table, those of a video are found by an index on that column
 LONGEST_TOKEN = 4 * LONGEST_WORD + 1  # bytes of UTF-8: LanceDB leaves out words that are not shorter
 
 
-@dataclass(frozen=True)
-class TextSource:
-    """Where lines come from."""
-
-    owner: str
-    """Path of the video, or its fingerprint for lines that belong to its content."""
-    origin: str
-    """Path of the subtitle file, `inside` or `speech`."""
-    video: str
-    source: str
-    """Id of the lines."""
-    lines: int
-    size: int = 0
-    changed: int = 0
-    """Size and time of change of the subtitle file."""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.owner, self.origin
-
-
-@dataclass(frozen=True)
-class FoundLine:
-    """A line that has words of a query."""
-
-    video: str
-    start: float
-    end: float
-    text: str
-    words: str
-    """Its words as they are compared, with spaces between them."""
-    relevance: float
-    """BM25; higher is better."""
-
-
-class LineStore:
+class LanceLines(LineStore):
     """The tables of what was said of one index. Nothing is opened before it is needed."""
 
     def __init__(self, uri: str, writing: Callable[[], AbstractContextManager[None]]) -> None:
@@ -108,17 +78,14 @@ class LineStore:
             table.create_index("words", config=config)
 
     def sources(self) -> list[TextSource]:
-        """Where all lines come from."""
         table = self._table("subtitles")
         columns = [item.name for item in fields(TextSource)]
         return [] if table is None else [TextSource(**row) for row in self._rows(table, None, columns)]
 
     def ids(self) -> set[str]:
-        """Ids of all sources that have lines."""
         return self._first_rows("source")
 
     def videos(self) -> set[str]:
-        """Videos of which there are lines."""
         return self._first_rows("video")
 
     def _first_rows(self, column: str) -> set[str]:
@@ -126,7 +93,6 @@ class LineStore:
         return set() if table is None else {row[column] for row in self._rows(table, "number = 0", [column])}
 
     def lines_of(self, video: str) -> list[Line]:
-        """What is said in a video, in order of time."""
         table = self._table("lines")
         if table is None:
             return []
@@ -134,7 +100,6 @@ class LineStore:
         return sorted((Line(**row) for row in rows), key=lambda line: (line.start, line.end))
 
     def counts(self) -> dict[str, int]:
-        """How many lines each source has in fact."""
         table = self._table("lines")
         found: dict[str, int] = {}
         for row in [] if table is None else self._rows(table, None, ["source"]):
@@ -142,7 +107,6 @@ class LineStore:
         return found
 
     def count(self) -> int:
-        """Number of lines."""
         table = self._table("lines")
         if table is None:
             return 0
@@ -150,7 +114,6 @@ class LineStore:
             return table.count_rows()
 
     def find(self, wanted: Sequence[str], limit: int, among: Collection[str] | None = None) -> list[FoundLine]:
-        """Lines that have any of the words, the most relevant first; `among` names the videos that count."""
         table = self._table("lines")
         if table is None or not wanted:
             return []
@@ -171,7 +134,6 @@ class LineStore:
             return (query.where(condition) if condition else query).to_list()
 
     def add(self, read: Sequence[tuple[TextSource, Sequence[Line]]], known: Collection[str]) -> None:
-        """Add or replace sources with their lines. The lines of `known` ids are there already."""
         new = {source.source: (source, lines) for source, lines in read if lines and source.source not in known}
         rows = [row for source, lines in new.values() for row in _line_rows(source, lines)]
         if rows:
@@ -185,30 +147,18 @@ class LineStore:
             merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def drop_sources(self, keys: Iterable[tuple[str, str]]) -> None:
-        """Remove sources; their lines stay."""
         if (table := self._table("subtitles")) is not None:
             for condition in conditions("key", map("\n".join, keys)):
                 with self.writing():
                     table.delete(condition)
 
     def drop_lines(self, ids: Iterable[str]) -> None:
-        """Remove the lines of sources."""
         if (table := self._table("lines")) is not None:
             for condition in conditions("source", ids):
                 with self.writing():
                     table.delete(condition)
 
-    def sweep(self, files: Iterable[FileEntry]) -> None:
-        """Drop sources whose file or content is not among the files of the index, and lines without a source."""
-        paths = {(file.path, file.video) for file in files if not file.error}
-        videos = {video for _, video in paths}
-        sources = self.sources()
-        kept = [each for each in sources if each.owner in videos or (each.owner, each.video) in paths]
-        self.drop_sources({each.key for each in sources} - {each.key for each in kept})
-        self.drop_lines(self.ids() - {each.source for each in kept})
-
     def tidy(self) -> None:
-        """Merge the small files that many commits leave, delete old versions, and index new lines."""
         from lancedb.index import BTree
 
         lines, subtitles = self._table("lines"), self._table("subtitles")

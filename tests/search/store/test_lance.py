@@ -1,4 +1,4 @@
-"""The tables: locks, full disks and large indexes."""
+"""An index in a folder, in LanceDB: locks, full disks, damage and folders. What all stores do is in `test_contract`."""
 
 import os
 import shutil
@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from allocembed.errors import BackboneError
-from allocembed.search import SearchError, VideoIndex, storage, store
-from allocembed.search.doubles import drop_doubles
+from allocembed.search import SearchError, VideoIndex
+from allocembed.search.store import IndexStore
+from allocembed.search.store.lance import LanceStore, storage
 from allocembed.search.verify import verify
 from tests.clips import picture, write_video
 
@@ -36,12 +37,6 @@ def test_a_read_only_index_is_searched_but_not_written(index, folder, monkeypatc
     with pytest.raises(SearchError, match="cannot be written"):
         index.add([folder])
     assert index.search("anything", top=3) and index.info() == before
-
-
-def test_two_runs_do_not_index_at_once(index, folder, monkeypatch):
-    monkeypatch.setattr(storage, "PATIENCE", 0)
-    with index.store.locked(), pytest.raises(SearchError, match="another run is indexing"):
-        VideoIndex.open(index.store.uri).add([folder])
 
 
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path, folder, config, embedder):
@@ -75,8 +70,8 @@ def _free(disk: Path) -> int:
 
 def test_a_large_index_is_looked_up_and_searched_approximately(index, folder, monkeypatch):
     exact = [hit.video for hit in index.search("anything", top=9)]
-    monkeypatch.setattr(store, "LOOKUP_UP_TO", 5)
-    monkeypatch.setattr(store, "EXACT_UP_TO", 5)
+    monkeypatch.setattr(LanceStore, "lookup_up_to", 5)
+    monkeypatch.setattr(LanceStore, "exact_up_to", 5)
     write_video(folder / "new.mp4", [picture(5000 + frame) for frame in range(10)])
     assert index.add([folder]).embedded == 1
     assert index.store.indexed_columns() == {"video", "vector"}
@@ -91,11 +86,11 @@ def test_an_index_is_never_made_over_another(index, config, embedder, monkeypatc
     before = index.info()
     with pytest.raises(SearchError, match="already an index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
-    monkeypatch.setattr("allocembed.search.storage.exists", lambda uri: False)
+    monkeypatch.setattr(storage, "exists", lambda uri: False)
     with pytest.raises(SearchError, match="it has vectors"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
     monkeypatch.setattr(storage, "_holds_vectors", lambda uri: False)
-    monkeypatch.setattr(store, "drop_tables", lambda uri: None)
+    monkeypatch.setattr("allocembed.search.store.lance.store.drop_tables", lambda uri: None)
     with pytest.raises(SearchError, match="cannot make the index"):
         VideoIndex.create(index.store.uri, config, embedder=embedder)
     assert index.info() == before
@@ -117,7 +112,7 @@ def test_a_lock_that_is_held_for_a_moment_stops_nobody(tmp_path, config, embedde
 
 
 def test_a_second_run_is_refused_while_the_first_makes_the_index(tmp_path, config, embedder, monkeypatch):
-    monkeypatch.setattr(storage, "PATIENCE", 0)
+    monkeypatch.setattr(IndexStore, "patience", 0)
     place = str(tmp_path / "index")
     with storage.locked(place), pytest.raises(SearchError, match="another run is indexing"):
         VideoIndex.create(place, config, embedder=embedder)
@@ -173,10 +168,6 @@ def test_a_folder_that_was_there_before_stays(tmp_path, config, embedder, there)
     assert place.exists() == there and (not there or (place.stat().st_mode & 0o777, *place.iterdir()) == (0o750,))
 
 
-def test_an_index_with_vectors_is_not_discarded(index):
-    assert not index.discard_if_empty() and index.info()["videos"] == 9
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("table", storage.TABLES)
 def test_one_flipped_bit_in_a_manifest_is_an_error_that_names_the_index(index, table):
@@ -221,31 +212,7 @@ def test_ctrl_c_is_no_storage_error():
         raise KeyboardInterrupt
 
 
-def test_info_adds_up_without_loading_rows(index, monkeypatch):
-    pieces = [piece for each in index.store.segments().values() for piece in each]
-    files = index.files()
-    for name in ("files", "segments"):
-        monkeypatch.setattr(index.store, name, lambda *args: pytest.fail("all rows were loaded"))
-    info = index.info()
-    assert (info["vectors"], info["videos"], info["tokens"]) == (11, 9, sum(piece.cost for piece in pieces))
-    assert info["seconds"] == pytest.approx(sum(file.duration for file in files)) and info["failed"] == 0
-
-
 def test_vectors_are_read_as_one_array(index):
     pieces = [piece for each in index.store.segments(("vector",)).values() for piece in each]
     assert all(piece.vector.base is pieces[0].vector.base for piece in pieces)
     assert pieces[0].vector.base.size == 11 * len(index.settings.probe) and pieces[0].vector.dtype == np.float32
-
-
-def test_content_that_two_writers_have_added_is_left_once(index):
-    """As after a kill: the worker of a dead run commits after the next run has looked."""
-    wanted = {video: [each.number for each in segments] for video, segments in index.store.segments().items()}
-    windows = next(video for video, numbers in wanted.items() if len(numbers) > 1)
-    stored = index.store.segments(("film", "picture", "vector"))
-    index.store.add_videos([(windows, stored[windows])])
-    assert any("2 times" in problem for problem in verify(index))
-    with index.store.locked():
-        assert drop_doubles(index.store) == len(wanted[windows])
-        assert drop_doubles(index.store) == 0
-    found = {video: [each.number for each in segments] for video, segments in index.store.segments().items()}
-    assert found == wanted and verify(index) == []

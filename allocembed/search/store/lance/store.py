@@ -9,19 +9,25 @@ the next run recognises them by their fingerprint and only adds the file.
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from allocembed.errors import SearchError
 from allocembed.files import FileEntry
-from allocembed.search.filters import Filters, file_condition
-from allocembed.search.lance import import_lancedb
-from allocembed.search.lease import Lease
+from allocembed.paths import is_folder
+from allocembed.search.filters import Filters
 from allocembed.search.settings import IndexSettings
-from allocembed.search.storage import (
+from allocembed.search.store.base import SMALL, EmbeddedSegment, IndexStore
+from allocembed.search.store.lance import storage
+from allocembed.search.store.lance.lease import Lease
+from allocembed.search.store.lance.lines import LanceLines
+from allocembed.search.store.lance.storage import (
+    EVERYTHING,
+    LOOKUP_UP_TO,
+    NAMES_AT_ONCE,
     TABLES,
     UNREADABLE,
     UNWRITABLE,
@@ -29,56 +35,54 @@ from allocembed.search.storage import (
     conditions,
     connect,
     drop_tables,
-    exists,
-    locked,
+    file_condition,
+    import_lancedb,
     one_of,
     storage_errors,
 )
 
-EVERYTHING = 2**31 - 1
-LOOKUP_UP_TO = 20_000  # vectors; in a larger index, the rows of a video are found by an index on that column
-EXACT_UP_TO = 50_000  # vectors; a larger index is searched approximately
 PARTITION = 4096  # vectors in one partition of the approximate index
 MOST_PROBES = 100_000  # more partitions than an index has
 ONE_BY_ONE = 500  # videos whose vectors are compared without the approximate index
-LARGE = ("film", "picture", "vector")
 
 
-@dataclass(frozen=True, eq=False)
-class EmbeddedSegment:
-    """A whole video (number 0) or one of its windows. The large fields are empty unless they were requested."""
-
-    number: int
-    start: float
-    end: float
-    """Seconds of the source."""
-    cost: int
-    budget: int
-    base_cost: int
-    film: dict[str, Any] = field(default_factory=dict)
-    """The allocation in plain numbers, as by `film.as_json`."""
-    picture: bytes = b""
-    """A JPEG: the frame of a window with most tokens, or the first frames of all chunks of a whole video in a row."""
-    vector: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
-    """(dim,) fp32."""
-
-
-SMALL = tuple(item.name for item in fields(EmbeddedSegment) if item.name not in LARGE)
-
-
-class IndexStore:
+class LanceStore(IndexStore):
     """The opened tables of an index."""
+
+    lookup_up_to: ClassVar[int] = LOOKUP_UP_TO
 
     def __init__(self, uri: str, tables: dict[str, Any], settings: IndexSettings) -> None:
         self.uri, self.settings = uri, settings
         self.vectors, self.files_table = tables["vectors"], tables["files"]
+        self.lines = LanceLines(uri, self.writing)
         self._lease: Lease | None = None
-        self.made_folder = False
+        self._made_folder = False
         """Whether this process made the folder of the index, and may remove it."""
 
     @classmethod
+    def place(cls, uri: str) -> str:
+        return storage.place_of(uri)
+
+    @classmethod
+    def exists(cls, uri: str) -> bool:
+        return storage.exists(uri)
+
+    @classmethod
+    def check_free(cls, uri: str) -> None:
+        storage.check_free(uri)
+
+    @classmethod
     def create(cls, uri: str, settings: IndexSettings) -> Self:
-        """Make an empty index. The caller holds the lock and has checked that none exists."""
+        there = is_folder(uri)
+        with storage.locked(uri):
+            cls.check_free(uri)
+            cls._make_tables(uri, settings)
+            store = cls.open(uri)
+        store._made_folder = not there
+        return store
+
+    @staticmethod
+    def _make_tables(uri: str, settings: IndexSettings) -> None:
         _, pyarrow = import_lancedb()
         drop_tables(uri)  # those of an index that was never completed
         try:
@@ -91,12 +95,10 @@ class IndexStore:
             with suppress(SearchError):  # the same cause may prevent this
                 drop_tables(uri)
             raise
-        return cls.open(uri)
 
     @classmethod
     def open(cls, uri: str) -> Self:
-        """Open an existing index."""
-        if not exists(uri):
+        if not cls.exists(uri):
             raise SearchError(f"there is no index at {uri}: make one with allocembed index FOLDER --to {uri}")
         _, pyarrow = import_lancedb()
         with storage_errors(uri, UNREADABLE):
@@ -114,7 +116,6 @@ class IndexStore:
         return cls(uri, tables, settings)
 
     def as_of_now(self) -> Self:
-        """The same index with the files of this moment, whatever is written later."""
         with storage_errors(self.uri, UNREADABLE):
             files = connect(self.uri).open_table("files")
             files.checkout(files.version)
@@ -122,8 +123,7 @@ class IndexStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this index."""
-        with locked(self.uri, made_folder=self.made_folder) as self._lease:
+        with storage.locked(self.uri, made_folder=self._made_folder) as self._lease:
             try:
                 yield
             finally:
@@ -138,20 +138,17 @@ class IndexStore:
             yield
 
     def add_videos(self, videos: Iterable[tuple[str, Sequence[EmbeddedSegment]]]) -> None:
-        """Add the segments of videos, by fingerprint, in one commit."""
         rows = [_row(video, segment) for video, segments in videos for segment in segments]
         if rows:
             with self.writing():
                 append(self.vectors, rows)
 
     def add_files(self, entries: Sequence[FileEntry]) -> None:
-        """Add files whose paths are new. Unlike `put_files`, this takes as long in a large table as in a small one."""
         if entries:
             with self.writing():
                 self.files_table.add([asdict(file) for file in entries])
 
     def put_files(self, entries: Sequence[FileEntry]) -> None:
-        """Add or replace files, by path."""
         if entries:
             with self.writing():
                 merge = self.files_table.merge_insert("path")
@@ -160,11 +157,9 @@ class IndexStore:
                 )
 
     def drop_files(self, paths: Iterable[str]) -> None:
-        """Remove files; their vectors stay."""
         self._delete(self.files_table, "path", paths)
 
     def drop_videos(self, videos: Iterable[str]) -> None:
-        """Remove the vectors of videos."""
         self._delete(self.vectors, "video", videos)
 
     def _delete(self, table: Any, column: str, values: Iterable[str]) -> None:
@@ -173,16 +168,13 @@ class IndexStore:
                 table.delete(condition)
 
     def files(self) -> list[FileEntry]:
-        """All files."""
         return self._files(None)
 
     def files_of(self, videos: Iterable[str], filters: Filters | None = None) -> list[FileEntry]:
-        """The files that have the given contents and meet the filters."""
         wanted = file_condition(filters or Filters())
         return [file for each in conditions("video", videos) for file in self._files(f"{wanted} and {each}")]
 
     def matching(self, filters: Filters) -> set[str]:
-        """Contents of the files that meet the filters, without regard to speech."""
         with storage_errors(self.uri, UNREADABLE):
             query = self.files_table.search().where(file_condition(filters)).select(["video"]).limit(EVERYTHING)
             return set(query.to_arrow()["video"].to_pylist())
@@ -194,24 +186,19 @@ class IndexStore:
             return [FileEntry(**row) for row in self._complete(rows)]
 
     def videos(self) -> set[str]:
-        """Fingerprints of all contents that have vectors."""
         return {row["video"] for row in self._rows("number = 0", ["video"])}
 
     def known_videos(self, videos: Iterable[str]) -> set[str]:
-        """Those of the given contents that have vectors."""
         found = (self._rows(f"number = 0 and {each}", ["video"]) for each in conditions("video", videos))
         return {row["video"] for rows in found for row in rows}
 
     def files_at(self, paths: Iterable[str]) -> dict[str, FileEntry]:
-        """The files with these paths."""
         return {file.path: file for each in conditions("path", paths) for file in self._files(each)}
 
     def segments(self, large: Sequence[str] = ()) -> dict[str, list[EmbeddedSegment]]:
-        """All segments of all videos, the whole video first; `large` names the large fields that are wanted."""
         return self._segments(["number >= 0"], large)
 
     def segments_of(self, videos: Iterable[str], large: Sequence[str] = ()) -> dict[str, list[EmbeddedSegment]]:
-        """The same of some videos."""
         return self._segments(conditions("video", videos), large)
 
     def _segments(self, conditions: Sequence[str], large: Sequence[str]) -> dict[str, list[EmbeddedSegment]]:
@@ -222,7 +209,6 @@ class IndexStore:
         return {video: sorted(segments, key=lambda segment: segment.number) for video, segments in found.items()}
 
     def whole_vectors(self, among: Iterable[str] | None = None) -> tuple[list[str], np.ndarray]:
-        """All videos, or those `among`, and the vectors (n, dim) of each as a whole, in half precision."""
         videos: list[str] = []
         parts = [np.empty((0, len(self.settings.probe)), np.float16)]
         wanted = ["number = 0"] if among is None else [f"number = 0 and {each}" for each in conditions("video", among)]
@@ -236,7 +222,6 @@ class IndexStore:
         return videos, np.concatenate(parts)
 
     def picture(self, video: str, number: int) -> bytes | None:
-        """The picture of one segment."""
         rows = self._rows(f"{conditions('video', [video])[0]} and number = {number}", ["picture"])
         return rows[0]["picture"] if rows else None
 
@@ -266,11 +251,6 @@ class IndexStore:
     def nearest(
         self, vector: np.ndarray, limit: int, *, among: Collection[str] | None = None, share: float = 1.0
     ) -> list[tuple[str, float]]:
-        """Video and cosine of the nearest vectors, best first. A video may occur several times.
-
-        `among` restricts the search to these videos: a few are compared one by one, more are looked for by the
-        approximate index. The smaller their `share` of all vectors, the more of its partitions are searched.
-        """
         with storage_errors(self.uri, UNREADABLE):
             query = self.vectors.search(vector.astype(np.float32)).metric("cosine").limit(limit)
             if among is not None:
@@ -284,11 +264,9 @@ class IndexStore:
         return [(row["video"], 1 - row["_distance"]) for row in rows]
 
     def compares_all(self, among: Collection[str] | None) -> bool:
-        """Whether `nearest` compares the vectors of all videos `among` the given ones."""
         return among is not None and len(among) <= ONE_BY_ONE
 
     def totals(self) -> dict[str, float]:
-        """Numbers of videos, files, files that failed and vectors, and sums of seconds and tokens."""
         with storage_errors(self.uri, UNREADABLE):
             return {
                 "videos": self.vectors.count_rows("number = 0"),
@@ -308,17 +286,14 @@ class IndexStore:
         return total
 
     def count(self) -> int:
-        """Number of vectors."""
         with storage_errors(self.uri, UNREADABLE):
             return self.vectors.count_rows()
 
     def file_count(self) -> int:
-        """Number of files."""
         with storage_errors(self.uri, UNREADABLE):
             return self.files_table.count_rows()
 
     def tidy(self) -> None:
-        """Merge the small files that many commits leave, delete old versions, and build what a large index needs."""
         with self.writing():
             for table in (self.vectors, self.files_table):
                 # One hour, because another process may be reading an older version.
@@ -330,21 +305,50 @@ class IndexStore:
         from lancedb.index import BTree, IvfSq
 
         count, built = self.vectors.count_rows(), self.indexed_columns()
-        if count > LOOKUP_UP_TO and "video" not in built:
+        if count > self.lookup_up_to and "video" not in built:
             for table in (self.vectors, self.files_table):
                 table.create_index("video", config=BTree())
-        if self.file_count() > LOOKUP_UP_TO and "path" not in _indexed(self.files_table):
+        if self.file_count() > self.lookup_up_to and "path" not in _indexed(self.files_table):
             self.files_table.create_index("path", config=BTree())
-        if count > EXACT_UP_TO and "vector" not in built:
+        if count > self.exact_up_to and "vector" not in built:
             partitions = max(1, count // PARTITION)
             self.vectors.create_index("vector", config=IvfSq(distance_type="cosine", num_partitions=partitions))
+
+    def drop_doubles(self) -> int:
+        surplus: list[int] = []
+        with storage_errors(self.uri, UNREADABLE):
+            for condition in conditions("video", self._repeated()):
+                query = self.vectors.search().where(condition).select(["video", "number"]).with_row_id(True)
+                kept: set[tuple[str, int]] = set()
+                for row in sorted(query.limit(EVERYTHING).to_list(), key=lambda row: row["_rowid"]):
+                    key = (row["video"], row["number"])
+                    surplus += [row["_rowid"]] if key in kept else []
+                    kept.add(key)
+        with self.writing():
+            for first in range(0, len(surplus), NAMES_AT_ONCE):
+                ids = ", ".join(map(str, surplus[first : first + NAMES_AT_ONCE]))
+                self.vectors.delete(f"_rowid in ({ids})")
+        return len(surplus)
+
+    def _repeated(self) -> list[str]:
+        """Contents that have the vector of the whole more than once. In memory, each content takes eight bytes."""
+        parts = [np.array([int(name[:16], 16) for name in names], np.uint64) for names in self._contents()]
+        values, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *parts]), return_counts=True)
+        wanted = {int(value) for value in values[counts > 1]}
+        if not wanted:
+            return []
+        return sorted({name for names in self._contents() for name in names if int(name[:16], 16) in wanted})
+
+    def _contents(self) -> Iterator[list[str]]:
+        query = self.vectors.search().where("number = 0").select(["video"]).limit(EVERYTHING)
+        for batch in query.to_batches():
+            yield batch["video"].to_pylist()
 
     def indexed_columns(self) -> set[str]:
         """Columns of the vectors' table that have an index of their own."""
         return _indexed(self.vectors)
 
     def discard(self) -> None:
-        """Remove the index. The caller holds the lock."""
         with storage_errors(self.uri, "the empty index cannot be removed"):
             drop_tables(self.uri)
 
