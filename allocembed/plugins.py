@@ -8,6 +8,7 @@
 | `allocembed.decoders` | a subclass of `Decoder` |
 | `allocembed.stores` | an `IndexStore` class; the name is the scheme of an address |
 | `allocembed.workers` | a `Workers` class |
+| `allocembed.vectors` | a function that writes a table of vectors; the name is the end of a file's name |
 
 A package adds a name in its own `pyproject.toml`, and the name then works in options, settings and indexes:
 
