@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,9 @@ import numpy as np
 
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
-from allocembed.files import FileEntry, find_videos, is_there
+from allocembed.files import FileEntry, is_there
 from allocembed.paths import absolute, is_folder
 from allocembed.remote.objects import is_below, is_remote
-from allocembed.search.doubles import drop_doubles
 from allocembed.search.filters import Filters
 from allocembed.search.hit import Hit
 from allocembed.search.indexing import IndexingRun, IndexReport, ShowProgress
@@ -27,6 +25,8 @@ from allocembed.search.sentences import SentenceReader
 from allocembed.search.settings import NEAR, IndexSettings
 from allocembed.search.storage import check_free, locked, place_of
 from allocembed.search.store import EmbeddedSegment, IndexStore
+from allocembed.search.worker import IndexTask, SettingsTask
+from allocembed.workers import Workers, find_workers
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
@@ -51,19 +51,32 @@ class VideoIndex:
 
     @classmethod
     def create(
-        cls, uri: str | Path, config: EmbedConfig, *, segments: str = "auto", embedder: AllocEmbed | None = None
+        cls,
+        uri: str | Path,
+        config: EmbedConfig,
+        *,
+        segments: str = "auto",
+        embedder: AllocEmbed | None = None,
+        workers: Workers | None = None,
     ) -> VideoIndex:
-        """Make an empty index. If an embedder is given, it must have been made from `config`."""
+        """Make an empty index. If an embedder is given, it must have been made from `config`.
+
+        Workers apart load the model to see what an index must hold of it, so that it is not loaded here.
+        """
         uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
         check_free(uri)  # also before a lock is made
         there = is_folder(uri)
         with locked(uri) as lease:
             check_free(uri)
-            embedder = embedder or _load(config)
+            if embedder is None and workers is not None and workers.apart:
+                [settings] = workers.run(SettingsTask(settings), iter([None]), _no_settings)
+            else:
+                embedder = embedder or _load(config)
+                settings = settings.completed(embedder)
             if lease is not None:
                 lease.check()  # loading may have taken longer than the lease lasts
-            store = IndexStore.create(uri, settings.completed(embedder))
+            store = IndexStore.create(uri, settings)
             store.made_folder = not there
         return cls(store, config, embedder)
 
@@ -93,6 +106,11 @@ class VideoIndex:
             run = stated.run_as(config)
         return cls(store, run, embedder)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, an index is its place and how to compute: another process opens it again."""
+        uri = self.store.uri
+        return VideoIndex.open, (uri if is_remote(uri) else str(absolute(uri)), self._config)
+
     @property
     def embedder(self) -> AllocEmbed:
         """The model. It is loaded on first use and checked against the index."""
@@ -115,6 +133,7 @@ class VideoIndex:
         speech: str | None = None,
         progress: ShowProgress | None = None,
         ready: Callable[[FileEntry], bool] | None = None,
+        workers: Workers | None = None,
     ) -> IndexReport:
         """Bring the index up to date with files and folders. It may be stopped at any moment and run again.
 
@@ -122,25 +141,24 @@ class VideoIndex:
         exist leave the index, or those for which it returns True. With `recheck`, the content of every file is
         compared, not only its size and date, and subtitles are read again. `readers` is the number of decoding threads.
         `speech` names the model of faster-whisper that writes down what is spoken in videos without subtitles; with
-        `recheck` it does so again. Files that are not `ready` are left to a later run.
+        `recheck` it does so again. Files that are not `ready` are left to a later run. `workers` embed what is new;
+        without them, this process does.
         """
         self.settings.check_may_grow()
         transcriber, sources = _transcriber(speech), _several(sources)
-        started = time.monotonic()
+        workers = workers or find_workers()
         with self.store.locked():
-            found, unread = find_videos(sources)
-            found = [file for file in found if ready is None or ready(file)]
-            report = IndexReport(failed=list(unread.items()))
-            run = IndexingRun(self, report, progress, transcriber)
-            run.sort(found, retry_failed, recheck)
-            run.embed(readers)
-            drop_doubles(self.store)  # of several processes that were killed
-            run.sweep(prune, [str(source) for source in sources if is_remote(source)])
-            if report.embedded or report.dropped or report.moved or report.lines:
-                self.store.tidy()
-                self.lines.tidy()
-            report.seconds = time.monotonic() - started
-        return report
+            run = IndexingRun(
+                self,
+                sources,
+                retry_failed=retry_failed,
+                recheck=recheck,
+                ready=ready,
+                transcriber=transcriber,
+                progress=progress,
+            )
+            run.work(workers, IndexTask(self, workers.options.commit, readers))
+            return run.finish(prune)
 
     def search(
         self,
@@ -296,6 +314,10 @@ def _load(config: EmbedConfig) -> AllocEmbed:
     from allocembed.embedder import AllocEmbed
 
     return AllocEmbed.from_config(config)
+
+
+def _no_settings(_: None, cause: str) -> IndexSettings:
+    raise SearchError(f"the worker that loads the model failed ({cause}): check its memory, and run the command again")
 
 
 def _several(sources: Iterable[str | Path]) -> list[str | Path]:
