@@ -48,10 +48,9 @@ class IndexTask:
 
     def __call__(self, share: WorkerShare) -> IndexWorker:
         share.take()
-        worker = IndexWorker(self.index, self.commit, share.commit_seconds, self.readers)
         if share.apart:
-            worker.load()
-        return worker
+            _ = self.index.embedder  # loaded now, and not for the first new content
+        return IndexWorker(self.index, self.commit, share.commit_seconds, self.readers)
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,6 @@ class IndexWorker:
 
     def __init__(self, index: VideoIndex, commit: int, seconds: float, readers: int | None) -> None:
         self.index, self.commit, self.seconds, self.readers = index, commit, seconds, readers
-
-    def load(self) -> None:
-        """Load the model, which otherwise is loaded for the first new content."""
-        _ = self.index.embedder
 
     def work(self, items: Sequence[FileEntry], again: bool) -> Iterator[FileOutcome]:
         """One outcome for each file. The tables tell what is new, also `again`."""

@@ -15,13 +15,15 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from allocembed.bulk import EmbedTask
 from allocembed.cli.watch import IndexUpdater
 from allocembed.errors import SearchError
 from allocembed.search import VideoIndex, worker
 from allocembed.search.embedding import embed_videos
 from allocembed.search.verify import verify
 from allocembed.search.watch import FolderState
-from allocembed.workers import WorkerOptions, Workers, base, find_workers
+from allocembed.workers import WORKERS, WorkerOptions, Workers, base, find_workers
+from allocembed.workers.inline import InlineWorkers
 from tests.clips import picture, write_video
 from tests.command import run
 from tests.search.said.test_reading import write_lines, write_with_sound
@@ -101,6 +103,23 @@ def test_whoever_works_the_index_is_the_same(workers, folder, finished, tmp_path
     os.utime(folder / "v7.mp4")
     checked = index.add([folder], workers=workers, recheck=True)
     assert (checked.embedded, checked.moved, checked.unchanged, checked.lines) == (0, 0, 12, 0)
+
+
+def test_an_engine_of_a_package_is_chosen_by_its_name(folder, tmp_path, config, monkeypatch):
+    used = []
+
+    class Nearby(InlineWorkers):
+        def run(self, task, items, give_up):
+            used.append(task)
+            return super().run(task, items, give_up)
+
+    monkeypatch.setitem(WORKERS, "nearby", Nearby)
+    common = ("--backbone", config.backbone, "--budget", "64", "--candidates", "4", "--engine")
+    assert run("index", folder / "v0.mp4", "--to", tmp_path / "index", *common, "nearby").returncode == 0
+    assert run("embed", folder / "v0.mp4", "--out", tmp_path / "v.npz", *common, "nearby").returncode == 0
+    assert [type(task) for task in used] == [worker.IndexTask, EmbedTask]
+    refused = run("index", folder / "v0.mp4", "--to", tmp_path / "index", *common, "nearbi")
+    assert refused.returncode == 1 and "did you mean nearby?" in refused.stderr
 
 
 def test_a_file_that_is_found_twice_is_counted_once(empty, folder):
