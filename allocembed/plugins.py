@@ -11,6 +11,7 @@
 | `allocembed.commands` | a `Command`; the name is what users type: `mine`, or `eval mine` in a group |
 | `allocembed.presets` | path of a TOML file with options of `allocembed train` |
 | `allocembed.training_data` | a function from a `TrainConfig` to a `Source` of `allocembed train --data` |
+| `allocembed.vectors` | a function that writes a table of vectors; the name is the end of a file's name |
 
 A package adds a name in its own `pyproject.toml`, and the name then works in options, settings and indexes:
 

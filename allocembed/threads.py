@@ -21,9 +21,12 @@ _share: int | None = None
 
 
 def limit_cores(count: int) -> None:
-    """Use at most this number of cores from now on: a process that shares its machine with others."""
+    """Use at most this number of cores from now on, also in torch: this process shares its machine with others."""
+    import torch
+
     global _share
     _share = max(1, count)
+    torch.set_num_threads(_share)
 
 
 def core_count() -> int:

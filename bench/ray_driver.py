@@ -3,26 +3,30 @@
 import os
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from allocembed.config import EmbedConfig
-from allocembed.scale import indexing
+from allocembed.search import index, worker
 from allocembed.search.embedding import EmbeddedVideo
+from allocembed.workers import WorkerShare
 
 LOG = "ALLOCEMBED_EMBEDDED_LOG"
 ONE_CORE = "ALLOCEMBED_ONE_CORE"
 
 
-class LoggingWorker(indexing.IndexWorker):
-    """Writes a line for each video before it is committed. If asked for, it uses one core of its share."""
+@dataclass(frozen=True)
+class LoggingTask(worker.IndexTask):
+    """Its workers write a line for each video before it is committed. If asked for, each uses one core."""
 
-    def __init__(self, uri: str, config: EmbedConfig, cores: int, *others: Any) -> None:
-        super().__init__(uri, config, 1 if os.environ.get(ONE_CORE) else cores, *others)
+    def __call__(self, share: WorkerShare) -> worker.IndexWorker:
+        made = super().__call__(replace(share, cores=1) if os.environ.get(ONE_CORE) else share)
+        made.embedded = log_video
+        return made
 
-    def embedded(self, video: EmbeddedVideo) -> None:
-        if not video.error:
-            note(f"{os.getpid()} {time.time():.3f} {time.process_time():.3f} {video.path}")
+
+def log_video(video: EmbeddedVideo) -> None:
+    if not video.error:
+        note(f"{os.getpid()} {time.time():.3f} {time.process_time():.3f} {video.path}")
 
 
 def note(line: str) -> None:
@@ -32,15 +36,10 @@ def note(line: str) -> None:
 
 
 if __name__ == "__main__":
-    from ray_driver import LoggingWorker as Worker  # by its module, so that workers can import it
+    from ray_driver import LoggingTask as Task  # by its module, so that workers can import it
 
     os.environ[LOG] = str(Path(sys.argv[1]).absolute())
-    real = indexing.index_with_ray
-
-    def with_log(*words: Any, **named: Any) -> Any:
-        return real(*words, **named, worker=Worker)
-
-    indexing.index_with_ray = with_log
+    index.IndexTask = Task
     sys.argv[1:] = sys.argv[2:]
     from allocembed.cli.main import main
 

@@ -6,40 +6,36 @@ finds the files, looks them up, hands them out, and writes their rows.
 
 import argparse
 import gc
+import hashlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allocembed.files import FileEntry
+from allocembed.search import index as indexes
+from allocembed.search import worker
+from allocembed.workers import WorkerShare
 
 
-class IdleWorker:
-    """Reports files as embedded without opening them."""
+@dataclass(frozen=True)
+class IdleTask(worker.IndexTask):
+    """Its workers report files as embedded without opening them."""
 
-    def __init__(self, *arguments: object) -> None:
-        pass
+    def __call__(self, share: WorkerShare) -> "IdleTask":  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self
 
-    def ready(self) -> int:
-        return os.getpid()
+    def work(self, items: Sequence[FileEntry], again: bool) -> list[worker.FileOutcome]:
+        return [worker.FileOutcome(_seen(file), "embedded", 512) for file in items]
 
-    def work(self, files: Sequence[FileEntry], again: bool) -> list[object]:
-        import hashlib
-        from dataclasses import replace
 
-        from allocembed.scale.indexing import FileOutcome
-
-        return [
-            FileOutcome(
-                replace(file, video=hashlib.md5(file.path.encode()).hexdigest(), duration=60.0, width=640, height=480),
-                "embedded",
-                512,
-            )
-            for file in files
-        ]
+def _seen(file: FileEntry) -> FileEntry:
+    content = hashlib.md5(file.path.encode()).hexdigest()
+    return replace(file, video=content, duration=60.0, width=640, height=480)
 
 
 def resident() -> float:
@@ -50,15 +46,15 @@ def resident() -> float:
 
 def run(count: int) -> None:
     """Index this number of empty files, and print memory at the beginning, at most and at the end."""
-    from ray_memory import IdleWorker as Worker
+    from ray_memory import IdleTask as Task  # by its module, so that workers can import it
 
     from allocembed.config import EmbedConfig
-    from allocembed.scale.cluster import ClusterOptions
-    from allocembed.scale.indexing import index_with_ray
     from allocembed.search.indexing import IndexReport
     from allocembed.search.settings import IndexSettings
-    from allocembed.search.store.lance import LanceStore
+    from allocembed.search.store.lance.store import LanceStore
+    from allocembed.workers import WorkerOptions, find_workers
 
+    indexes.IndexTask = Task
     with tempfile.TemporaryDirectory() as folder:
         for number in range(count):
             place = Path(folder) / "videos" / f"{number // 1000:04}"
@@ -75,14 +71,9 @@ def run(count: int) -> None:
                 seen.append(resident())
 
         begun = time.monotonic()
-        _, report = index_with_ray(
-            f"{folder}/videos.index",
-            [Path(folder) / "videos"],
-            config,
-            ClusterOptions(workers=2),
-            progress=show,
-            worker=Worker,  # pyright: ignore[reportArgumentType]
-        )
+        index = indexes.VideoIndex.open(f"{folder}/videos.index")
+        with find_workers("ray", WorkerOptions(workers=2)) as workers:
+            report = index.add([Path(folder) / "videos"], progress=show, workers=workers)
         took = time.monotonic() - begun
     assert report.embedded == count, report
     *during, after = seen  # the last one comes when small files were merged and lookup indices built

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,17 +14,21 @@ from tyro.conf import Positional, arg
 from allocembed.allocators.registry import AUTO, load_allocator, needs_backbone
 from allocembed.backbones.checkpoint import Checkpoint
 from allocembed.budget import Allocation
+from allocembed.bulk import EmbedTask, embed_all
 from allocembed.cli.options import FLAT, UNSET, AsJson, Command, Config, Engine, Flag, Place, Places, UsageError
 from allocembed.config import EmbedConfig
 from allocembed.errors import ConfigError, MissingDependency, VideoError
+from allocembed.files import FileEntry, cannot_read, find_videos
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
-from allocembed.paths import why_absent
+from allocembed.output.parts import PartFolder
+from allocembed.output.vectors import VectorOutput, VectorWriter, check_parquet, check_vector_path, vector_file
+from allocembed.paths import absolute, is_folder, why_absent
 from allocembed.planner import Planner
 from allocembed.remote.objects import is_remote
-from allocembed.scale.cluster import ClusterOptions
 from allocembed.video import Clip
 from allocembed.words import counted
+from allocembed.workers import WorkerOptions, Workers, find_workers
 
 Question = Annotated[str | None, UNSET]
 
@@ -37,7 +42,7 @@ def embed(
     instruction: Annotated[str | None, UNSET] = None,
     recursive: Flag = False,
     engine: Engine = "inline",
-    cluster: Annotated[ClusterOptions, FLAT] = ClusterOptions(),  # noqa: B008 (frozen)
+    cluster: Annotated[WorkerOptions, FLAT] = WorkerOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Embed videos under a token budget: one vector per video, with its cost.
 
@@ -56,51 +61,60 @@ def embed(
         question: Question about the videos. It becomes part of the prompt and steers learned and sensitivity.
         instruction: Instruction to the model; it does not steer the allocator. Default: the model's own.
         recursive: Embed all videos in the given folders and their subfolders; their absolute paths are written.
-        engine: inline runs in this process; ray on a Ray cluster, or on one that is started on this machine.
+        engine: inline runs in this process, processes as --devices says, ray on a Ray cluster, or on one that is
+            started on this machine. Packages may add others.
     """
-    from allocembed.output.vectors import check_vector_path, vector_file
-
-    if engine == "ray" and cluster.devices is not None:
-        raise UsageError("--devices runs without Ray: give --devices or --engine ray, not both")
-    alone = engine == "inline" and cluster.devices is None
-    if alone and not isinstance(out, Path):
-        raise UsageError(f"cannot write {out} from one process: give a file, --devices, or --engine ray")
-    if alone:
-        cluster.check_unused()
-        check_vector_path(Path(out))
-    config.check()
-    sources, failed = _sources(videos, recursive)
-    if not alone:
-        from allocembed.cli.scale import embed_with_ray
-
-        return embed_with_ray(sources, failed, out, config, cluster, question, instruction)
-    assert isinstance(out, Path)
-    spent = 0
-    if sources:
-        from allocembed.embedder import AllocEmbed, Failure
-
-        embedder = AllocEmbed.from_config(config)
-        with vector_file(out) as writer:
+    with find_workers(engine, cluster) as workers:
+        _check_output(out, workers)
+        config.check()
+        found, failed = _sources(videos, recursive, workers.apart)
+        total = len(found) + len(failed)
+        with _opened(out, workers) as output:
+            task = EmbedTask(config, output, workers.options.commit, question, instruction)
+            written = spent = held = 0
             try:
-                with progress("embedding", len(sources)) as shown:
-                    for result in embedder.stream(sources, question, instruction=instruction):
-                        if isinstance(result, Failure):
-                            failed.append(str(result.error))
-                        else:
-                            writer.add(result)
-                            spent += result.cost
-                        shown.advance(f"{spent:,} tokens")
+                with progress("embedding", len(found)) as shown:
+                    for outcome in embed_all(iter(found), task, workers):
+                        held += outcome.status == "held"
+                        written += outcome.status == "embedded"
+                        spent += outcome.tokens
+                        failed += [outcome.error] if outcome.error else []
+                        shown.advance(f"{len(failed):,} failed, {spent:,} tokens" if failed else f"{spent:,} tokens")
             except KeyboardInterrupt:
-                if writer.count:
-                    total = len(sources) + len(failed)
-                    say(f"{writer.count} of {total} videos → {writer.keep_apart()}; allocembed index can be continued")
+                if isinstance(output, VectorWriter) and output.count:
+                    kept = output.keep_apart()
+                    say(f"{output.count} of {total} videos → {kept}; allocembed index can be continued")
                 raise
-        if writer.count:
-            total = writer.count + len(failed)
-            say(f"{writer.count} of {total} videos, {embedder.backbone.dim} dimensions, {spent:,} tokens → {out}")
+    if written or held:
+        there = f", {held} were there" if held else ""
+        say(f"{written} of {total} videos embedded{there}, {spent:,} tokens → {out}")
     for failure in failed:
         complain("left out", failure)
     return 1 if failed else 0
+
+
+def _check_output(out: Place, workers: Workers) -> None:
+    """Raise if the workers cannot write there, before any work is done."""
+    if not workers.apart:
+        if not isinstance(out, Path):
+            raise UsageError(f"cannot write {out} from one process: give a file, --devices, or --engine ray")
+        check_vector_path(out)
+        return
+    if not str(out).endswith(".parquet"):
+        raise UsageError(f"several processes write a folder of Parquet files: --out must end in .parquet, not {out}")
+    if isinstance(out, Path) and out.is_file():
+        raise UsageError(f"several processes write a folder, and {out} is a file: choose another --out")
+    check_parquet()
+
+
+@contextmanager
+def _opened(out: Place, workers: Workers) -> Iterator[VectorOutput]:
+    """A file for one process, which is there when the block succeeds; a folder for several."""
+    if workers.apart:
+        yield PartFolder(str(out) if is_remote(str(out)) else str(absolute(out)))
+    else:
+        with vector_file(Path(out)) as writer:
+            yield writer
 
 
 @partial(Command, hidden=("dim", "compile", "decoder"))
@@ -160,11 +174,8 @@ def check_exists(path: Path) -> None:
         raise VideoError(str(path), cause)
 
 
-def _sources(paths: Sequence[Place], recursive: bool) -> tuple[list[Place], list[str]]:
+def _sources(paths: Sequence[Place], recursive: bool, apart: bool) -> tuple[list[FileEntry], list[str]]:
     """The videos to embed, and what is left out already."""
-    from allocembed.files import find_videos
-    from allocembed.video.images import list_images
-
     # Bytes, because file names need not be valid Unicode.
     # Standard input is None where a shell has closed it.
     lines = sys.stdin.buffer.read().splitlines() if Path("-") in paths and sys.stdin else []
@@ -172,33 +183,48 @@ def _sources(paths: Sequence[Place], recursive: bool) -> tuple[list[Place], list
     listed = [each for path in paths for each in (given if str(path) == "-" else [path])]
     if not listed:
         raise UsageError("give at least one video; see allocembed embed --help")
-    found: list[Place] = []
+    found: list[FileEntry] = []
     failed: list[str] = []
     for path in listed:
-        if isinstance(path, str):
-            try:
-                found += [each.path for each in find_videos([path])[0]] if recursive else [path]
-            except VideoError as error:
-                failed.append(str(error))
-            continue
         try:
-            check_exists(path)
+            if recursive and (is_remote(path) or is_folder(path)):
+                found += _videos_below(path, failed, apart)
+            else:
+                found += _entries_of(path, apart)
         except VideoError as error:
             failed.append(str(error))
-            continue
-        if recursive and path.is_dir():
-            videos, unread = find_videos([path])
-            found += [Path(each.path) for each in videos]
-            failed += [f"{name}: {cause}" for name, cause in unread.items()]
-            if not videos and not unread:
-                try:
-                    list_images(path, str(path))
-                    found.append(path)  # a folder of frames
-                except VideoError:
-                    failed.append(f"{path}: there is no video in this folder")
-        else:
-            found.append(path)
+        except OSError as error:
+            failed.append(f"{path}: {cannot_read(error)}")
     return found, failed
+
+
+def _entries_of(path: Place, apart: bool) -> list[FileEntry]:
+    """An entry for a file, an object or a folder of frames.
+
+    Workers apart may run in other folders, and tell a video that has changed by its size and date.
+    """
+    if is_remote(path):
+        return find_videos([path])[0] if apart else [FileEntry(str(path))]
+    check_exists(Path(path))
+    if not apart:
+        return [FileEntry(str(path))]
+    about = Path(path).stat()
+    return [FileEntry(str(absolute(path)), size=about.st_size, changed=about.st_mtime_ns)]
+
+
+def _videos_below(folder: Place, failed: list[str], apart: bool) -> list[FileEntry]:
+    """All videos in a folder, or the folder itself if it holds frames."""
+    from allocembed.video.images import list_images
+
+    videos, unread = find_videos([folder])
+    failed += [f"{name}: {cause}" for name, cause in unread.items()]
+    if videos or unread or is_remote(folder):
+        return videos
+    try:
+        list_images(Path(folder), str(folder))
+    except VideoError as error:
+        raise VideoError(str(folder), "there is no video in this folder") from error
+    return _entries_of(folder, apart)
 
 
 def _load_planner(config: EmbedConfig) -> Planner:

@@ -14,7 +14,7 @@ from inspect import getdoc
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from tyro import constructors
@@ -37,7 +37,8 @@ UNSET = arg(help_behavior_hint="")
 FLAT = arg(name="")
 """Marks a dataclass whose fields are options of the command itself."""
 Config = Annotated[EmbedConfig, FLAT]
-Engine = Literal["inline", "ray"]
+Engine = Annotated[str, arg(metavar="NAME")]
+"""A name among `workers.WORKERS`."""
 Flag = Annotated[bool, UNSET, FlagCreatePairsOff]
 AsJson = Annotated[bool, arg(name="json", help_behavior_hint=""), FlagCreatePairsOff]
 Out = Annotated[Path, arg(aliases=["-o"])]

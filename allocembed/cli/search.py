@@ -1,6 +1,7 @@
 """`allocembed index` and `search`: search your own videos."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,25 +21,26 @@ from allocembed.cli.options import (
     Engine,
     Flag,
     Out,
+    Place,
     Places,
     UsageError,
     all_but,
     at_least,
 )
 from allocembed.config import EmbedConfig
-from allocembed.errors import SearchError
-from allocembed.files import find_videos
+from allocembed.errors import MissingDependency, SearchError
+from allocembed.files import walk_videos
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 from allocembed.remote.objects import is_remote
-from allocembed.scale.cluster import ClusterOptions
 from allocembed.search.filters import Filters
 from allocembed.search.index import VideoIndex
 from allocembed.search.indexing import IndexReport
 from allocembed.search.query import Example, Query
 from allocembed.search.ranking import SAME_VIDEO
-from allocembed.search.store import exists, place_of
+from allocembed.search.store import exists, place_of, store_of
 from allocembed.words import counted, printable
+from allocembed.workers import WorkerOptions, Workers, find_workers
 
 INDEX = "The index: a folder, or an address of object storage, as in s3://bucket/videos.index."
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
@@ -67,7 +69,7 @@ def add(
     speech_model: str = "small",
     watch: Flag = False,
     engine: Engine = "inline",
-    cluster: Annotated[ClusterOptions, FLAT] = ClusterOptions(),  # noqa: B008 (frozen)
+    cluster: Annotated[WorkerOptions, FLAT] = WorkerOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Embed all videos in folders that the index does not hold yet.
 
@@ -89,55 +91,66 @@ def add(
         speech: Write down what is spoken in videos without subtitles, with faster-whisper.
         speech_model: The model for --speech: a name such as tiny, small or large-v3, or a folder.
         watch: Keep running, and index what is added, changed or removed.
-        engine: inline runs in this process; ray on a Ray cluster, or on one that is started on this machine.
+        engine: inline runs in this process, processes as --devices says, ray on a Ray cluster, or on one that is
+            started on this machine. Packages may add others.
     """
     if not sources:
         raise UsageError("give at least one folder or video; see allocembed index add --help")
     at_least(1, readers=readers)
     config.check()
     to = place_of(to)
+    _check_installed(sources, to, speech, watch)
     options: dict[str, Any] = {"prune": prune, "retry_failed": retry_failed, "recheck": recheck, "readers": readers}
+    options |= {"speech": speech_model} if speech else {}
+    with find_workers(engine, cluster) as workers:
+        if watch:
+            if any(map(is_remote, sources)):
+                raise UsageError("--watch needs folders; for object storage, run the command again from time to time")
+            from allocembed.cli.watch import keep_up_to_date
+
+            keep_up_to_date([Path(source) for source in sources], to, config, segments, workers, **options)
+            return 0
+        return _add_once(sources, to, config, segments, workers, options)
+
+
+def _check_installed(sources: Sequence[Place], to: str, speech: bool, watch: bool) -> None:
+    """Raise MissingDependency before a model is loaded or an index made."""
+    store_of(to).check_installed(to)
+    if any(map(is_remote, sources)):
+        MissingDependency.check("object storage", "obstore", "cloud")
+    if watch:
+        MissingDependency.check("--watch", "watchfiles", "search")
     if speech:
         from allocembed.search.said.speech import check_installed
 
-        check_installed()  # before a model is loaded or an index made
-        options["speech"] = speech_model
-    if watch:
-        if engine == "ray" or cluster.devices is not None:
-            raise UsageError("--watch runs in this process: leave out --engine and --devices")
-        if any(map(is_remote, sources)):
-            raise UsageError("--watch needs folders; for object storage, run the command again from time to time")
-        from allocembed.cli.watch import keep_up_to_date
+        check_installed()
 
-        keep_up_to_date([Path(source) for source in sources], to, config, segments, **options)
-        return 0
-    if engine == "ray" or cluster.devices is not None:
-        if engine == "ray" and cluster.devices is not None:
-            raise UsageError("--devices runs without Ray: give --devices or --engine ray, not both")
-        if speech:
-            raise UsageError("several processes do not write down speech: run the command without them afterwards")
-        from allocembed.cli.scale import index_with_ray
 
-        report = index_with_ray(sources, to, config, segments, cluster, options)
-        _print_report(report, to)
-        return 1 if report.failed or report.skipped else 0
-    cluster.check_unused()
+def _add_once(
+    sources: Sequence[Place],
+    to: str,
+    config: EmbedConfig,
+    segments: str | None,
+    workers: Workers,
+    options: dict[str, Any],
+) -> int:
+    """Bring an index up to date, or make it, and show rate, failures and the time left; return the exit status."""
     index, discarded = _continued(to, config, segments), False
     new = index is None
     if index is None:
-        found, unread = find_videos(sources)
-        if not found:
-            remedy = next((f"{path} {cause}" for path, cause in unread.items()), "give a folder that holds some")
-            raise SearchError(f"there is no video in {', '.join(map(str, sources))}: {remedy}")
-        index = VideoIndex.create(to, config, segments=segments or "auto")
-        _suggest_smaller(index)
+        _check_sources(sources)
+        index = VideoIndex.create(to, config, segments=segments or "auto", workers=workers)
+        if not workers.apart:
+            _suggest_smaller(index)
     with progress("indexing") as shown:
 
         def show(report: IndexReport) -> None:
-            shown.update(report.done, report.total, f"{report.tokens:,} tokens")
+            failed = len(report.failed) + report.skipped
+            note = f"{failed:,} failed, {report.tokens:,} tokens" if failed else f"{report.tokens:,} tokens"
+            shown.update(report.done, report.total or None, note)
 
         try:
-            report = index.add(sources, **options, progress=show)
+            report = index.add(sources, **options, workers=workers, progress=show)
         except KeyboardInterrupt:
             kept = len(index.store.videos())
             say(f"{kept} videos are kept in {to}; run the same command again to continue" if kept else NOTHING_KEPT)
@@ -147,6 +160,14 @@ def add(
             discarded = new and index.discard_if_empty()
     _print_report(report, "no index, because nothing could be indexed" if discarded else to)
     return 1 if report.failed or report.skipped else 0
+
+
+def _check_sources(sources: Sequence[Place]) -> None:
+    """Raise SearchError if there is no video in the sources, before anything is started."""
+    unread: dict[str, str] = {}
+    if next(walk_videos(sources, unread), None) is None:
+        remedy = next((f"{path} {cause}" for path, cause in unread.items()), "give a folder that holds some")
+        raise SearchError(f"there is no video in {', '.join(map(str, sources))}: {remedy}")
 
 
 @Command
@@ -228,7 +249,7 @@ def export(index: Index, *, out: Out) -> None:
     """Write all vectors with their files and times to a table.
 
     Args:
-        out: File for the table: .parquet or .npz.
+        out: File for the table: .npz, .jsonl or .parquet.
     """
     from allocembed.search.export import export as write
 

@@ -10,22 +10,24 @@ from allocembed.config import EmbedConfig
 from allocembed.errors import AllocEmbedError
 from allocembed.files import FileEntry, find_videos
 from allocembed.output.console import complain, progress, say
+from allocembed.search.embedding import CHANGED
 from allocembed.search.index import VideoIndex
-from allocembed.search.indexing import CHANGED, IndexReport
+from allocembed.search.indexing import IndexReport
 from allocembed.search.store import IndexBusy, exists
 from allocembed.search.watch import FolderState, follow
+from allocembed.workers import Workers
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
 
 
 def keep_up_to_date(
-    sources: Sequence[Path], to: str, config: EmbedConfig, segments: str | None, **options: Any
+    sources: Sequence[Path], to: str, config: EmbedConfig, segments: str | None, workers: Workers, **options: Any
 ) -> None:
     """Bring an index up to date with folders again and again. `options` are those of `VideoIndex.add`."""
     find_videos(sources)  # raises if one of them does not exist
     state = FolderState(sources)
-    updater = IndexUpdater(state, to, config, segments, options)
+    updater = IndexUpdater(state, to, config, segments, options, workers)
     try:
         say(f"watches {', '.join(map(str, sources))} for {to}   (Ctrl-C stops it)")
         follow(state, updater.update, tell=say)
@@ -43,6 +45,8 @@ class IndexUpdater:
     segments: str | None
     options: dict[str, Any]
     """Of the first run. Later ones neither retry nor recheck, and prune only what was removed."""
+    workers: Workers | None = None
+    """Who embeds; this process if there are none. They stay up between the runs."""
     index: VideoIndex | None = None
     embedder: "AllocEmbed | None" = None
     begun: bool = False
@@ -93,8 +97,11 @@ class IndexUpdater:
     def _open(self, new: bool) -> VideoIndex:
         if new:
             segments = self.segments or "auto"
-            self.index = VideoIndex.create(self.to, self.config, segments=segments, embedder=self.embedder)
-            self.embedder = self.index.embedder
+            self.index = VideoIndex.create(
+                self.to, self.config, segments=segments, embedder=self.embedder, workers=self.workers
+            )
+            if self.workers is None or not self.workers.apart:
+                self.embedder = self.index.embedder
         elif self.index is None:
             self.index = VideoIndex.open(self.to, self.config, segments=self.segments, embedder=self.embedder)
         assert self.index is not None
@@ -105,9 +112,9 @@ class IndexUpdater:
         with progress("indexing") as shown:
 
             def show(report: IndexReport) -> None:
-                shown.update(report.done, report.total, f"{report.tokens:,} tokens")
+                shown.update(report.done, report.total or None, f"{report.tokens:,} tokens")
 
-            report = index.add(sources, ready=self.state.ready, progress=show, **options)
+            report = index.add(sources, ready=self.state.ready, progress=show, workers=self.workers, **options)
         self.options = {
             name: value for name, value in self.options.items() if name not in ("prune", "retry_failed", "recheck")
         }

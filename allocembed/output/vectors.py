@@ -1,46 +1,87 @@
-"""Vector files: .npz for numpy, .parquet for tables, .jsonl for everything else."""
+"""Tables of vectors: .npz for numpy, .parquet for tables, .jsonl for everything else. All are written here.
+
+A format is a function in a module of `formats`, and a line in `FORMATS`.
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from allocembed.errors import MissingDependency, OutputError
 from allocembed.output.files import make_room, whole_file
+from allocembed.plugins import Names
 
 if TYPE_CHECKING:
     from allocembed.embedder import VideoEmbedding
 
 COSTS = ("cost", "budget", "base_cost", "look_tokens")
-ROW_GROUP = 1024  # rows that a parquet file collects before it writes them
-
+ARRAYS = {"source": "sources", "cost": "costs", "budget": "budgets", "base_cost": "base_costs", "vector": "vectors"}
+"""Names of numpy's arrays in a file of embeddings, where they are not those of the columns."""
 
 Row = dict[str, Any]
-"""Source, cost, budget, base_cost, look_tokens and vector (dim,) of a video."""
+"""Texts and numbers by column, and a `vector` (dim,). All rows of a table have the columns of the first."""
+WriteFormat = Callable[[BinaryIO, Row, Mapping[str, str]], AbstractContextManager[Callable[[Row], None]]]
+"""From a file, its first row and `ARRAYS` to a context in which rows are written."""
+FORMATS = Names[WriteFormat](
+    "allocembed.vectors",
+    {
+        ".npz": "allocembed.output.formats.npz:write_npz",
+        ".jsonl": "allocembed.output.formats.jsonl:write_jsonl",
+        ".parquet": "allocembed.output.formats.parquet:write_parquet",
+    },
+)
+"""Formats by the end of a file's name."""
 
 
-class VectorWriter:
-    """Writes embeddings to a file. The file is opened at the first one: no embeddings, no file."""
+class VectorOutput:
+    """Where the vectors of many videos go: a file, or a folder of files that several processes write."""
 
-    def __init__(self, path: Path, stack: ExitStack) -> None:
-        self.path, self.stack, self.count = path, stack, 0
+    keyed = False
+    """Whether rows have a `key`, which stands for a path with its size and date."""
+
+    def settle(self, settings: dict[str, Any]) -> None:
+        """Make sure that what is there was made with the same settings."""
+
+    def look(self) -> None:
+        """Look at what was written since the last look."""
+
+    def holds(self, source: str, key: str) -> bool:
+        """Whether there was a video at the last look, as it is now."""
+        return False
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        """Add rows."""
+        raise NotImplementedError
+
+    def drop_changed(self) -> None:
+        """Drop the rows of videos that were not there as they are now."""
+
+
+class VectorWriter(VectorOutput):
+    """Writes rows to a file. The file is opened at the first one: no rows, no file."""
+
+    def __init__(self, path: Path, arrays: Mapping[str, str], stack: ExitStack) -> None:
+        self.path, self.arrays, self.stack, self.count = path, arrays, stack, 0
         self.content = ExitStack()
 
-    def add(self, embedding: VideoEmbedding) -> None:
-        """Add the embedding of one video."""
+    def add(self, row: Row) -> None:
+        """Add a row."""
         if not self.count:
             self.scratch = self.stack.enter_context(whole_file(self.path))
             self.stack.enter_context(self.content)
-            write = FORMATS[self.path.suffix.lower()](self.scratch, len(embedding.vector))
+            file = self.content.enter_context(self.scratch.open("wb"))
+            write = FORMATS[self.path.suffix.lower()](file, row, self.arrays)
             self.write = self.content.enter_context(write)
         self.count += 1
-        self.write(_row(embedding))
+        self.write(row)
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.add(row)
 
     def keep_apart(self) -> Path:
         """Write what was added so far to a file beside the path, for a run that ends early; return its path."""
@@ -51,78 +92,10 @@ class VectorWriter:
         return path
 
 
-def _row(embedding: VideoEmbedding) -> Row:
+def row_of(embedding: VideoEmbedding) -> Row:
+    """Source, costs and vector of a video."""
     costs = {name: int(getattr(embedding.allocation, name)) for name in COSTS}
     return {"source": embedding.source, **costs, "vector": embedding.vector}
-
-
-@contextmanager
-def _json_lines(scratch: Path, _dim: int) -> Iterator[Callable[[Row], None]]:
-    """One line per video, written at once, so memory does not grow."""
-    with scratch.open("w", encoding="utf-8") as file:
-
-        def write(row: Row) -> None:
-            # Plain ASCII: file names need not be valid Unicode, JSON escapes always are.
-            file.write(json.dumps({**row, "vector": row["vector"].tolist()}) + "\n")
-
-        yield write
-
-
-@contextmanager
-def _npz(scratch: Path, _dim: int) -> Iterator[Callable[[Row], None]]:
-    """Arrays `sources` (N,), `costs`, `budgets`, `base_costs`, `look_tokens` (N,) and `vectors` (N, dim)."""
-    rows: list[Row] = []
-    yield rows.append
-    columns: Row = {f"{name.removesuffix('s')}s": np.array([row[name] for row in rows]) for name in rows[0]}
-    with scratch.open("wb") as file:
-        np.savez(file, **columns)
-
-
-@contextmanager
-def _parquet(scratch: Path, dim: int) -> Iterator[Callable[[Row], None]]:
-    """Columns as in a row, the vector as a list of `dim` float32. Written in row groups."""
-    import pyarrow
-    from pyarrow import parquet
-
-    schema = _schema(dim)
-    rows: list[Row] = []
-    with scratch.open("wb") as file, parquet.ParquetWriter(file, schema) as writer:
-
-        def flush() -> None:
-            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-            rows.clear()
-
-        def write(row: Row) -> None:
-            rows.append(_in_unicode(row))
-            if len(rows) == ROW_GROUP:
-                flush()
-
-        yield write
-        flush()
-
-
-def _schema(dim: int) -> Any:
-    import pyarrow
-
-    costs = [(name, pyarrow.int64()) for name in COSTS]
-    vector = ("vector", pyarrow.list_(pyarrow.float32(), dim))
-    return pyarrow.schema([("source", pyarrow.string()), *costs, vector])
-
-
-def _in_unicode(row: Row) -> Row:
-    """Parquet holds valid Unicode only; other bytes of a file name are written as \\xff."""
-    return {**row, "source": row["source"].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")}
-
-
-def table_of(embeddings: Sequence[VideoEmbedding]) -> Any:
-    """Embeddings as a table of pyarrow, with the columns of a Parquet file."""
-    import pyarrow
-
-    rows = [_in_unicode(_row(embedding)) for embedding in embeddings]
-    return pyarrow.Table.from_pylist(rows, _schema(len(embeddings[0].vector)))
-
-
-FORMATS = {".npz": _npz, ".jsonl": _json_lines, ".parquet": _parquet}
 
 
 def check_vector_path(path: Path) -> None:
@@ -132,13 +105,18 @@ def check_vector_path(path: Path) -> None:
         *others, last = FORMATS
         raise OutputError(f"cannot write {path}: the name must end in {', '.join(others)} or {last}")
     if suffix == ".parquet":
-        MissingDependency.check("writing .parquet files", "pyarrow", "search")
+        check_parquet()
     make_room(path)
 
 
+def check_parquet() -> None:
+    """Raise MissingDependency if no Parquet files can be written."""
+    MissingDependency.check("writing .parquet files", "pyarrow", "search")
+
+
 @contextmanager
-def vector_file(path: Path) -> Iterator[VectorWriter]:
-    """A writer for the path's suffix. The file appears when the block succeeds and at least one vector was added."""
+def vector_file(path: Path, arrays: Mapping[str, str] = ARRAYS) -> Iterator[VectorWriter]:
+    """A writer for the path's suffix. The file appears when the block succeeds and at least one row was added."""
     check_vector_path(path)
     with ExitStack() as stack:
-        yield VectorWriter(path, stack)
+        yield VectorWriter(path, arrays, stack)

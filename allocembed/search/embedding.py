@@ -1,10 +1,9 @@
-"""Embed videos for an index: whole, in windows, with a picture of each; and commit them in portions."""
+"""Embed videos for an index: whole, in windows, with a picture of each."""
 
 from __future__ import annotations
 
 import io
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from allocembed.execution.stream import Prepared, Worker
     from allocembed.video import Clip
 
-COMMIT_VIDEOS = 16
-COMMIT_SECONDS = 5.0  # the most work that a kill can undo
 PICTURE = 320  # pixels on the longer side of a hit's picture
 THUMBNAIL = 128  # pixels on the longer side of a frame in a filmstrip
 CHANGED = "the file was changed or replaced while it was read; index it again"
@@ -54,32 +51,6 @@ class EmbeddedVideo:
             return replace(file, video="", error=self.error, changed=UNKNOWN if again else file.changed)
         duration = self.segments[0].end - self.segments[0].start
         return replace(file, video=content, duration=duration, width=self.width, height=self.height)
-
-
-def commit_portions(
-    embedded: Iterator[EmbeddedVideo],
-    commit: Callable[[list[EmbeddedVideo]], None],
-    *,
-    seen: Callable[[EmbeddedVideo], None],
-    every: int,
-    seconds: float = COMMIT_SECONDS,
-) -> None:
-    """Hand videos to `commit` in portions of at most `every`, or what there is after `seconds`.
-
-    `seen` is called with each video at once. Whatever stops the run, finished videos are committed.
-    """
-    portion: list[EmbeddedVideo] = []
-    last = time.monotonic()
-    try:
-        for video in embedded:
-            portion.append(video)
-            seen(video)
-            if len(portion) >= every or time.monotonic() - last > seconds:
-                done, portion = portion, []
-                commit(done)
-                last = time.monotonic()
-    finally:
-        commit(portion)
 
 
 def embed_videos(

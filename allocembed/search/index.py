@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import SearchError
-from allocembed.files import FileEntry, find_videos, is_there
+from allocembed.files import FileEntry, is_there
 from allocembed.paths import absolute
 from allocembed.remote.objects import is_below, is_remote
 from allocembed.search.filters import Filters
@@ -24,7 +23,9 @@ from allocembed.search.searching import SearchJob
 from allocembed.search.sentences import SentenceReader
 from allocembed.search.settings import NEAR, IndexSettings
 from allocembed.search.store import EmbeddedSegment, IndexStore, place_of, store_of
+from allocembed.search.worker import IndexTask, SettingsTask
 from allocembed.words import without_passwords
+from allocembed.workers import Workers, find_workers
 
 if TYPE_CHECKING:
     from allocembed.embedder import AllocEmbed
@@ -49,17 +50,29 @@ class VideoIndex:
 
     @classmethod
     def create(
-        cls, uri: str | Path, config: EmbedConfig, *, segments: str = "auto", embedder: AllocEmbed | None = None
+        cls,
+        uri: str | Path,
+        config: EmbedConfig,
+        *,
+        segments: str = "auto",
+        embedder: AllocEmbed | None = None,
+        workers: Workers | None = None,
     ) -> VideoIndex:
-        """Make an empty index. If an embedder is given, it must have been made from `config`."""
+        """Make an empty index. If an embedder is given, it must have been made from `config`.
+
+        Workers apart load the model to see what an index must hold of it, so that it is not loaded here.
+        """
         uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
         store = store_of(uri)
         store.check_free(uri)  # before a model is loaded
-        given, embedder = embedder is not None, embedder or _load(config)
-        settings = settings.completed(embedder)
-        if given:
-            settings.check_reloads(embedder)
+        if embedder is None and workers is not None and workers.apart:
+            [settings] = workers.run(SettingsTask(settings), iter([None]), _no_settings)
+        else:
+            given, embedder = embedder is not None, embedder or _load(config)
+            settings = settings.completed(embedder)
+            if given:
+                settings.check_reloads(embedder)
         return cls(store.create(uri, settings), config, embedder)
 
     @classmethod
@@ -89,6 +102,11 @@ class VideoIndex:
             run = stated.run_as(config)
         return cls(store, run, embedder)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, an index is its place and how to compute: another process opens it again."""
+        uri = self.store.uri
+        return VideoIndex.open, (uri if is_remote(uri) else str(absolute(uri)), self._config)
+
     @property
     def embedder(self) -> AllocEmbed:
         """The model. It is loaded on first use and checked against the index."""
@@ -111,6 +129,7 @@ class VideoIndex:
         speech: str | None = None,
         progress: ShowProgress | None = None,
         ready: Callable[[FileEntry], bool] | None = None,
+        workers: Workers | None = None,
     ) -> IndexReport:
         """Bring the index up to date with files and folders. It may be stopped at any moment and run again.
 
@@ -118,25 +137,24 @@ class VideoIndex:
         exist leave the index, or those for which it returns True. With `recheck`, the content of every file is
         compared, not only its size and date, and subtitles are read again. `readers` is the number of decoding threads.
         `speech` names the model of faster-whisper that writes down what is spoken in videos without subtitles; with
-        `recheck` it does so again. Files that are not `ready` are left to a later run.
+        `recheck` it does so again. Files that are not `ready` are left to a later run. `workers` embed what is new;
+        without them, this process does.
         """
         self.settings.check_may_grow()
         transcriber, sources = _transcriber(speech), _several(sources)
-        started = time.monotonic()
+        workers = workers or find_workers()
         with self.store.locked():
-            found, unread = find_videos(sources)
-            found = [file for file in found if ready is None or ready(file)]
-            report = IndexReport(failed=list(unread.items()))
-            run = IndexingRun(self, report, progress, transcriber)
-            run.sort(found, retry_failed, recheck)
-            run.embed(readers)
-            self.store.drop_doubles()  # of several processes that were killed
-            run.sweep(prune, [str(source) for source in sources if is_remote(source)])
-            if report.embedded or report.dropped or report.moved or report.lines:
-                self.store.tidy()
-                self.lines.tidy()
-            report.seconds = time.monotonic() - started
-        return report
+            run = IndexingRun(
+                self,
+                sources,
+                retry_failed=retry_failed,
+                recheck=recheck,
+                ready=ready,
+                transcriber=transcriber,
+                progress=progress,
+            )
+            run.work(workers, IndexTask(self, workers.options.commit, readers))
+            return run.finish(prune)
 
     def search(
         self,
@@ -292,6 +310,10 @@ def _load(config: EmbedConfig) -> AllocEmbed:
     from allocembed.embedder import AllocEmbed
 
     return AllocEmbed.from_config(config)
+
+
+def _no_settings(_: None, cause: str) -> IndexSettings:
+    raise SearchError(f"the worker that loads the model failed ({cause}): check its memory, and run the command again")
 
 
 def _several(sources: Iterable[str | Path]) -> list[str | Path]:

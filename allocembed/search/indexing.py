@@ -1,26 +1,38 @@
-"""One run of indexing: find what is new, embed it, commit it in portions, and remove what is gone."""
+"""One run of indexing: find what is new, let workers embed it, write what they report, and remove what is gone.
+
+Vectors are committed by the workers, then the rows of their files here, then what is said in them. So a kill at any
+moment leaves at worst vectors without a file. The next run continues by what the tables hold: files that have a row are
+not looked at, and contents that have vectors only get their row. Memory does not grow with the number of files.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
-from allocembed.errors import VideoError
-from allocembed.files import FileEntry, cannot_read, fingerprint
+from allocembed.errors import AllocEmbedError
+from allocembed.files import FileEntry, walk_videos
+from allocembed.paths import absolute
 from allocembed.remote.objects import is_below, is_remote
-from allocembed.search.embedding import CHANGED, COMMIT_VIDEOS, EmbeddedVideo, commit_portions, embed_videos
 from allocembed.search.said.reading import SaidReading
+from allocembed.search.worker import FileOutcome, IndexTask, together
+from allocembed.workers import Workers
 
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
     from allocembed.search.said.speech import Transcriber
 
-__all__ = ["CHANGED", "COMMIT_VIDEOS", "IndexReport", "IndexingRun", "ShowProgress", "embed_videos", "known_content"]
+PAGE = 500  # files that are looked up at once
+ROWS = 4096  # of files that are written at once
+SECONDS = 5.0  # after which they are written in any case
+MANY = 20_000  # files; an index of more is tidied before the run, and searched for what is gone only with a reason
 
 
 @dataclass
@@ -28,7 +40,7 @@ class IndexReport:
     """What a run of indexing has done so far, or in the end."""
 
     total: int = 0
-    """Files that were found."""
+    """Files that were found; while they are being counted, 0."""
     embedded: int = 0
     unchanged: int = 0
     moved: int = 0
@@ -43,7 +55,8 @@ class IndexReport:
     """Files that failed in an earlier run and have not changed since."""
     dropped: int = 0
     missing: int = 0
-    """Files of the index that no longer exist and were not pruned."""
+    """Files of the index that no longer exist and were not pruned. A large index is searched for them with `prune`, or
+    if a known path or content has changed."""
     tokens: int = 0
     seconds: float = 0.0
     decoding: str = ""
@@ -63,151 +76,164 @@ class IndexingRun:
     def __init__(
         self,
         index: VideoIndex,
-        report: IndexReport,
-        progress: ShowProgress | None,
+        sources: Sequence[str | Path],
+        *,
+        retry_failed: bool = False,
+        recheck: bool = False,
+        ready: Callable[[FileEntry], bool] | None = None,
         transcriber: Transcriber | None = None,
+        progress: ShowProgress | None = None,
     ) -> None:
-        self.index, self.store, self.report = index, index.store, report
-        self.started, self._show = time.monotonic(), progress
-        self.known = {file.path: file for file in self.store.files()}
-        self.videos = self.store.videos()
-        self.with_size = {file.video: file for file in self.known.values() if not file.error and file.width}
-        self.listed: set[str] = set()
-        """Addresses that exist."""
-        self.waiting: dict[str, list[FileEntry]] = {}
-        """What is to be embedded: fingerprints, and the files that have this content."""
-        self.said = SaidReading(index.lines, lambda path, cause: report.notes.append((path, cause)), transcriber)
+        self.index, self.store = index, index.store
+        self.sources, self._ready = sources, ready
+        self._retry_failed, self._recheck = retry_failed, recheck
+        self.report, self._show, self._started = IndexReport(), progress, time.monotonic()
+        self.said = SaidReading(index.lines, lambda *note: self.report.notes.append(note), transcriber)
+        self._before: dict[str, str] = {}
+        """Contents, by path, of files that have a row and are looked at again."""
+        self._changed = False
+        """Whether a known path has new content or a known content a new path, so that old rows may be left over."""
+        self._rows: list[FileEntry] = []
+        self._known_paths = set[str]()
+        """Paths of rows that replace others."""
+        self._unheard: list[FileEntry] = []
+        """Files with vectors whose subtitles and speech were not looked at yet."""
+        self._written = self._started
+        self._wrote = False
+        self._decoded: Any = None
 
-    def show(self) -> None:
-        """Report progress."""
-        self.report.seconds = time.monotonic() - self.started
-        if self._show:
-            self._show(self.report)
+    def work(self, workers: Workers, task: IndexTask) -> None:
+        """Let workers embed what is new, and write what they report."""
+        if self.store.file_count() > MANY:
+            self.store.tidy()  # a killed run has left rows that no lookup index knows
+        try:
+            with closing(workers.run(task, self._find(), _give_up)) as outcomes:
+                for outcome in outcomes:
+                    self._take(outcome)
+        finally:
+            self._write()
+        self._listen()
 
-    def sort(self, found: Sequence[FileEntry], retry_failed: bool, recheck: bool) -> None:
-        """Decide for each file whether it is unchanged, moved, or to be embedded.
-
-        Size and date tell whether a file is unchanged; with `recheck`, its content does.
-        """
-        # A link whose target is absent keeps its vectors, like a file on a disk that is not mounted.
-        found = [file for file in found if not (file.error and self._has_vectors(self.known.get(file.path)))]
-        self.report.total = len(found) + len(self.report.failed)
-        self.listed = {file.path for file in found if is_remote(file.path)}
-        entries: list[FileEntry] = []
-        ready: list[FileEntry] = []
-        for file in found:
-            old = self.known.get(file.path)
-            same = old if old is not None and old.same_file(file) else None
-            if same and same.error and not retry_failed:
-                self.report.skipped += 1
-            elif same and same.width and self._has_vectors(same) and not recheck:
-                self.report.unchanged += 1
-                ready.append(same)
-            else:
-                entries += self._inspect(file, old)
+    def _find(self) -> Iterator[FileEntry]:
+        """The files that a worker must look at, one by one."""
+        unread: dict[str, str] = {}
+        files = (file for file in walk_once(self.sources, unread) if self._ready is None or self._ready(file))
+        before, found = self.store.as_of_now(), 0  # what this run writes, it need not look up
+        while page := list(islice(files, PAGE)):
+            if not found and len(page) == PAGE:
+                Thread(target=self._count, daemon=True).start()
+            found += len(page)
+            known = before.files_at(file.path for file in page)
+            whole = before.known_videos({file.video for file in known.values() if not file.error})
+            for file in page:
+                old = known.get(file.path)
+                intact = old is not None and not old.error and old.video in whole
+                if file.error and intact:
+                    found -= 1  # gone for now, as on a disk that is not mounted: its vectors stay
+                elif self._must_be_seen(file, old, intact):
+                    yield file
+            self._listen(at_least=PAGE)
             self.show()
-        self.store.put_files(entries)
-        self._listen([*ready, *(entry for entry in entries if not entry.error)], recheck)
+        self.report.failed += unread.items()
+        self.report.total = found + len(unread)
 
-    def _listen(self, files: Sequence[FileEntry], recheck: bool = False) -> None:
+    def _must_be_seen(self, file: FileEntry, old: FileEntry | None, intact: bool) -> bool:
+        """Whether a worker must look at a file. Equal size and date are enough, unless contents are checked."""
+        if old is not None and old.same_file(file):
+            if old.error and not self._retry_failed:
+                self.report.skipped += 1
+                return False
+            if intact and old.width and not self._recheck:
+                self.report.unchanged += 1
+                self._unheard.append(old)
+                return False
+        if old is not None:
+            self._before[file.path] = old.video
+        if file.error:
+            self._take(FileOutcome(file, "failed"))
+        return not file.error
+
+    def _count(self) -> None:
+        """Count the files, for the time left; the run does not wait for it."""
+        try:
+            total = sum(1 for _ in walk_once(self.sources, {}))
+        except (AllocEmbedError, OSError):
+            return  # the run itself meets the same error
+        self.report.total = self.report.total or total
+
+    def _take(self, outcome: FileOutcome) -> None:
+        """Count an outcome, and write its row soon."""
+        entry, report = outcome.entry, self.report
+        old = self._before.pop(entry.path, None)
+        if outcome.status == "failed":
+            report.failed.append((entry.path, entry.error))
+        elif outcome.status == "embedded":
+            report.embedded += 1
+        elif old == entry.video:
+            report.unchanged += 1
+        else:  # its content is known, from another file or from a run that was killed
+            report.moved += 1
+        report.tokens += outcome.tokens
+        self._changed |= (bool(old) and old != entry.video) or (outcome.status == "known" and old != entry.video)
+        self._decoded = together(self._decoded, outcome.decoded)
+        self._rows.append(entry)
+        self._known_paths |= set() if old is None else {entry.path}
+        if len(self._rows) >= ROWS or time.monotonic() - self._written > SECONDS:
+            self._write()
+            self._listen()
+        self.show()
+
+    def _write(self) -> None:
+        """Write rows of files. They need no lookup if their paths are new."""
+        self.store.put_files([row for row in self._rows if row.path in self._known_paths])
+        self.store.add_files([row for row in self._rows if row.path not in self._known_paths])
+        self._unheard += [row for row in self._rows if not row.error]
+        self._wrote |= bool(self._rows)
+        self._rows, self._known_paths, self._written = [], set(), time.monotonic()
+
+    def _listen(self, at_least: int = 1) -> None:
         """Read what is said in videos that have vectors. Of videos in object storage it is not read."""
-        files = [file for file in files if not is_remote(file.path)]
-        with closing(self.said.read(files, recheck)) as reading:
+        if len(self._unheard) < at_least:
+            return
+        files = [file for file in self._unheard if not is_remote(file.path)]
+        self._unheard = []
+        with closing(self.said.read(files, self._recheck)) as reading:
             for _ in reading:
                 self.report.lines = self.said.lines
                 self.show()
         self.report.lines = self.said.lines
 
-    def _has_vectors(self, file: FileEntry | None) -> bool:
-        return file is not None and not file.error and file.video in self.videos
+    def show(self) -> None:
+        """Report progress."""
+        self.report.seconds = time.monotonic() - self._started
+        if self._show:
+            self._show(self.report)
 
-    def _inspect(self, file: FileEntry, old: FileEntry | None) -> list[FileEntry]:
-        """Return the entry of a file that cannot be read or has known content; else let it wait for embedding."""
-        if not file.error:
-            try:
-                return self._recognise(file, file.video or fingerprint(file.path), old)
-            except OSError as error:
-                file = replace(file, error=cannot_read(error))
-        self.report.failed.append((file.path, file.error))
-        return [file]
+    def finish(self, prune: bool | Callable[[str], bool]) -> IndexReport:
+        """Drop doubles and what is gone, merge small files, and build the indices of a large index."""
+        self.store.drop_doubles()  # of several processes that were killed
+        if prune or self._changed or self.store.file_count() <= MANY:
+            self._sweep(prune)
+        if self._wrote or self.report.dropped or self.report.lines:
+            self.store.tidy()
+            self.index.lines.tidy()
+        self.report.decoding = str(self._decoded or "")
+        self.show()
+        return self.report
 
-    def _recognise(self, file: FileEntry, video: str, old: FileEntry | None) -> list[FileEntry]:
-        if video not in self.videos:
-            self.waiting.setdefault(video, []).append(file)
-            return []
-        if old is not None and old.video == video:
-            self.report.unchanged += 1
-        else:
-            self.report.moved += 1
-        return [self._known_content(file, video)]
-
-    def _known_content(self, file: FileEntry, video: str) -> FileEntry:
-        """An entry for content that has vectors. After a kill between the two tables, its size is read again."""
-        entry = known_content(self.index, file, video, self.with_size.get(video))
-        if entry.width:
-            self.with_size[video] = entry
-        return entry
-
-    def embed(self, readers: int | None) -> None:
-        """Embed what is new, and commit it in small portions."""
-        if not self.waiting:
-            return
-        contents = {files[0].path: video for video, files in self.waiting.items()}
-        unheard: list[FileEntry] = []
-
-        def listen() -> None:
-            files = unheard[:]
-            unheard.clear()
-            self._listen(files)
-
-        def seen(video: EmbeddedVideo) -> None:
-            self._count(self.waiting[contents[video.path]], video)
-            self.show()
-            listen()
-
-        def commit(portion: list[EmbeddedVideo]) -> None:
-            unheard.extend(self._commit(portion, contents))
-
-        settings = self.index.settings
-        card = self.index.embedder.hardware
-        before = card.tally() if card else None
-        made = embed_videos(self.index.embedder, contents, settings.segments, readers, near=settings.near)
-        with closing(made) as embedded:
-            commit_portions(embedded, commit, seen=seen, every=COMMIT_VIDEOS)
-        if card and before:
-            self.report.decoding = str(card.tally().since(before))
-        listen()
-
-    def _count(self, files: Sequence[FileEntry], video: EmbeddedVideo) -> None:
-        if video.error:
-            self.report.failed += [(file.path, video.error) for file in files]
-            return
-        self.report.embedded += 1
-        self.report.moved += len(files) - 1
-        self.report.tokens += video.tokens
-
-    def _commit(self, portion: Sequence[EmbeddedVideo], contents: dict[str, str]) -> list[FileEntry]:
-        """Add finished videos to the index; return the files that have vectors now."""
-        good = {contents[video.path]: video.segments for video in portion if not video.error}
-        self.store.add_videos(good.items())
-        self.videos |= set(good)
-        entries = [
-            video.entry(file, contents[video.path]) for video in portion for file in self.waiting[contents[video.path]]
-        ]
-        self.store.put_files(entries)
-        return [entry for entry in entries if not entry.error]
-
-    def sweep(self, prune: bool | Callable[[str], bool], addresses: Sequence[str] = ()) -> None:
+    def _sweep(self, prune: bool | Callable[[str], bool]) -> None:
         """Drop the old paths of moved files, with `prune` files that are gone, and vectors without a file.
 
-        An object is gone if it lies below one of the `addresses` and was not listed there.
+        An object is gone if it lies below one of the sources and is not listed there.
         """
+        addresses = [str(source) for source in self.sources if is_remote(source)]
+        listed = {file.path for file in walk_videos(addresses, {})}
         files = self.store.files()
         gone = {
             file.path
             for file in files
             if (
-                file.path not in self.listed and any(is_below(file.path, each) for each in addresses)
+                file.path not in listed and any(is_below(file.path, each) for each in addresses)
                 if is_remote(file.path)
                 else _is_gone(file)
             )
@@ -219,6 +245,10 @@ class IndexingRun:
         self.report.dropped, self.report.missing = len(pruned), len(gone - moved - pruned)
         self.store.drop_videos(self.index.unused())
         self.index.lines.sweep(self.store.files())
+
+
+def _give_up(file: FileEntry, cause: str) -> FileOutcome:
+    return FileOutcome(replace(file, video="", error=cause), "failed")
 
 
 def _is_gone(file: FileEntry) -> bool:
@@ -233,13 +263,13 @@ def _is_gone(file: FileEntry) -> bool:
     return not there and not (file.error and (path.is_symlink() or path.exists()))
 
 
-def known_content(index: VideoIndex, file: FileEntry, video: str, other: FileEntry | None) -> FileEntry:
-    """An entry for content that has vectors: as `other`, which has the same content, or with its size read again."""
-    if other is not None:
-        return replace(file, video=video, duration=other.duration, width=other.width, height=other.height)
-    whole = index.store.segments_of([video])[video][0]
-    entry = replace(file, video=video, duration=whole.end - whole.start)
-    with suppress(VideoError), index.settings.config.open_video(file.path) as source:
-        about = source.probe()
-        entry = replace(entry, width=about.width, height=about.height)
-    return entry
+def walk_once(sources: Sequence[str | Path], unread: dict[str, str]) -> Iterator[FileEntry]:
+    """Like `walk_videos`, each file once. Paths are remembered only if a source lies in another one."""
+    places = sorted(f"{str(each).rstrip('/') if is_remote(each) else absolute(each).as_posix()}/" for each in sources)
+    nested = any(inner.startswith(outer) for outer, inner in pairwise(places))
+    seen = set[str]()
+    for file in walk_videos(sources, unread):
+        if file.path not in seen:
+            yield file
+        if nested:
+            seen.add(file.path)

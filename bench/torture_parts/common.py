@@ -21,7 +21,7 @@ BAD = ("crashes", "hangs", "lost", "wrong", "over_budget")
 WORDS = {"wrong": "wrong vectors", "over_budget": "over budget"}
 EXAMPLES = 12  # bad outcomes that are kept word for word
 QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200", "NO_COLOR": "1"}
-INDEX_OPTIONS = ("--budget", "64", "--candidates", "4", "--segments", "1")
+INDEX_OPTIONS = ("--budget", "64", "--candidates", "4", "--segments", "1", "--commit", "2")
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,6 @@ def child(request: dict[str, Any]) -> None:
     code = 70
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the harness runs in the background
     try:
-        from allocembed.search import indexing
-
-        indexing.COMMIT_VIDEOS = 2
         if request["settle"] is not None:
             from allocembed.search import watch
 

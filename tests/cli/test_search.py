@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from allocembed.config import EmbedConfig
-from allocembed.search import VideoIndex, indexing
+from allocembed.search import VideoIndex, worker
 from allocembed.search.match import ChanceLevel
 from tests.clips import picture, write_video
 from tests.command import run
@@ -198,7 +198,7 @@ def test_files_can_be_removed(place, tmp_path):
         (["index", "{videos}", "--to", "{videos}", "--backbone", "nano-qwen3"], "not an index and not empty"),
         (["index", "{videos}", "--to", "{empty}/i", "--segments", "often"], "--segments 30"),
         (["index", "rm", "{place}", "elsewhere.mp4"], "is not in the index"),
-        (["index", "export", "{place}", "--out", "all.txt"], "must end in .parquet or .npz"),
+        (["index", "export", "{place}", "--out", "all.txt"], "must end in .npz, .jsonl or .parquet"),
         (["search", "{place}", "--like", "nowhere.mp4"], "no such file or folder"),
         (["search", "{place}", "a dog", "--like", "nowhere.mp4@1-2"], "nowhere.mp4: no such file or folder"),
         (["search", "{place}", "--image", "nowhere.jpg"], "nowhere.jpg: no such file or folder"),
@@ -283,7 +283,7 @@ def test_the_page_is_opened_in_a_browser_only_if_asked_for(place, monkeypatch):
 
 
 def test_ctrl_c_says_what_is_kept(place, tmp_path, qwen3_folder, monkeypatch):
-    real, after = indexing.embed_videos, 2
+    real, after = worker.embed_videos, 2
 
     def interrupted(*given, **named):
         for number, embedded in enumerate(real(*given, **named)):
@@ -291,7 +291,7 @@ def test_ctrl_c_says_what_is_kept(place, tmp_path, qwen3_folder, monkeypatch):
                 raise KeyboardInterrupt
             yield embedded
 
-    monkeypatch.setattr(indexing, "embed_videos", interrupted)
+    monkeypatch.setattr(worker, "embed_videos", interrupted)
     videos = [place.parent / "videos" / f"v{number}.mp4" for number in range(3)]
     words = ("index", *videos, "--to", tmp_path / "new", "--backbone", qwen3_folder)
     stopped = run(*words)
@@ -300,7 +300,7 @@ def test_ctrl_c_says_what_is_kept(place, tmp_path, qwen3_folder, monkeypatch):
     monkeypatch.undo()
     assert "1 embedded, 2 unchanged" in run(*words).stderr
     after = 0
-    monkeypatch.setattr(indexing, "embed_videos", interrupted)
+    monkeypatch.setattr(worker, "embed_videos", interrupted)
     stopped = run("index", *videos, "--to", tmp_path / "other", "--backbone", qwen3_folder)
     assert stopped.returncode == 130 and "nothing is kept" in stopped.stderr and not (tmp_path / "other").exists()
 

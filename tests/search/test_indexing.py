@@ -12,7 +12,7 @@ import pytest
 
 from allocembed.config import EmbedConfig
 from allocembed.files import fingerprint
-from allocembed.search import SearchError, VideoIndex, indexing
+from allocembed.search import SearchError, VideoIndex, embedding, worker
 from allocembed.search.verify import verify
 from allocembed.video import VideoFile
 from allocembed.video import file as video_file
@@ -189,7 +189,7 @@ def test_searches_while_indexing_see_whole_videos_only(index, folder, originals)
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
 def test_whatever_stops_a_run_what_is_finished_is_kept(empty, folder, monkeypatch, error):
-    real = indexing.embed_videos
+    real = worker.embed_videos
 
     def interrupted(*given, **named):
         for number, embedded in enumerate(real(*given, **named)):
@@ -197,7 +197,7 @@ def test_whatever_stops_a_run_what_is_finished_is_kept(empty, folder, monkeypatc
                 raise error
             yield embedded
 
-    monkeypatch.setattr(indexing, "embed_videos", interrupted)
+    monkeypatch.setattr(worker, "embed_videos", interrupted)
     with pytest.raises(error):
         empty.add([folder])
     assert len(empty.files()) == 3
@@ -224,7 +224,7 @@ def test_windows_are_written_with_their_video_or_not_at_all(index, folder, monke
 def test_the_vectors_are_the_same_bits_however_many_read(embedder, originals):
     made, contents = [], {str(path): fingerprint(path) for path in originals}
     for readers in (1, 3):
-        found = {each.path: each.segments for each in indexing.embed_videos(embedder, contents, "3", readers)}
+        found = {each.path: each.segments for each in embedding.embed_videos(embedder, contents, "3", readers)}
         made.append([segment.vector for path in contents for segment in found[path]])
     assert len(made[0]) == len(originals) + 4 and np.array_equal(made[0], made[1])
 
@@ -299,7 +299,7 @@ def test_a_path_that_had_another_file_only_while_it_was_read_is_reported_and_pic
     monkeypatch.setattr(VideoFile, "__init__", open_another)
     monkeypatch.setattr(VideoFile, "sample", sample)
     report = empty.add([path], readers=1)
-    assert [(Path(name).name, cause) for name, cause in report.failed] == [("v1.mp4", indexing.CHANGED)]
+    assert [(Path(name).name, cause) for name, cause in report.failed] == [("v1.mp4", embedding.CHANGED)]
     assert empty.info()["vectors"] == 0
     monkeypatch.undo()
     again = empty.add([path])

@@ -29,8 +29,6 @@ torch.set_num_threads(1)
 import allocembed.embedder, allocembed.execution.stream
 from transformers import AutoModel, AutoTokenizer, Qwen3VLModel
 from allocembed.cli import main as cli
-from allocembed.search import indexing
-indexing.COMMIT_VIDEOS = 2
 print("ready", flush=True)
 for line in sys.stdin:
     pid = os.fork()
@@ -85,6 +83,7 @@ def test_ten_kills_lose_nothing_and_repeat_nothing(nursery, tmp_path, qwen3_fold
         write_video(reserve / f"v{number:02}.mp4", [picture(number * 37 + frame) for frame in range(frames)])
     waiting = sorted(reserve.iterdir())
     command = ("index", folder, "--backbone", qwen3_folder, "--segments", "3", "--budget", "64", "--candidates", "4")
+    command += ("--commit", "2")
 
     def add_some() -> None:
         for path in waiting[:BATCH]:

@@ -236,7 +236,7 @@ def test_a_renamed_file_keeps_its_vectors(folder, tmp_path, config, embedder, mo
     assert updater.update()
     (folder / "v1.mp4").rename(folder / "other.mp4")
     state.look()
-    monkeypatch.setattr("allocembed.search.indexing.embed_videos", None)  # would be called
+    monkeypatch.setattr("allocembed.search.worker.embed_videos", None)  # would be called
     settled(state)
     assert updater.update()
     names = {Path(file.path).name for file in updater.index.files()}

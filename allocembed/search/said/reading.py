@@ -34,28 +34,36 @@ class SaidReading:
 
     def __init__(self, store: LineStore, note: Note, transcriber: Transcriber | None = None) -> None:
         self.store, self.note, self.transcriber = store, note, transcriber
-        self.ids = store.ids()
-        # A source whose lines are gone is read again.
-        self.sources = {each.key: each for each in store.sources() if not each.lines or each.source in self.ids}
+        self.ids = set[str]()
+        self.sources = dict[tuple[str, str], TextSource]()
         self.beside = dict[str, set[tuple[str, str]]]()
-        for owner, origin in self.sources:
-            self.beside.setdefault(owner, set()).add((owner, origin))
         self.current = set[tuple[str, str]]()
         """Lines of contents that this run has read."""
         self.gone = set[tuple[str, str]]()
         """Subtitle files that no longer exist."""
         self.lines = 0
         """New lines of this run."""
+        self._begun = False
+
+    def _begin(self, recheck: bool) -> None:
+        """Look up what is known, when the first video is looked at."""
+        self._begun, self.ids = True, self.store.ids()
+        # A source whose lines are gone is read again.
+        self.sources = {each.key: each for each in self.store.sources() if not each.lines or each.source in self.ids}
+        for owner, origin in self.sources:
+            self.beside.setdefault(owner, set()).add((owner, origin))
+        if recheck:
+            self._forget_broken()
 
     def read(self, files: Sequence[FileEntry], recheck: bool = False) -> Generator[FileEntry, None, None]:
         """Read what is new or changed for videos of the index; yield each video when it was looked at.
 
         With `recheck`, subtitles are read whatever their date, also those inside videos, speech is written down again
         if there is a transcriber, and lines are counted. Nothing is embedded and no model is loaded but that of a
-        transcriber.
+        transcriber. It may be called several times in a run.
         """
-        if recheck:
-            self._forget_broken()
+        if files and not self._begun:
+            self._begin(recheck)
         portion: list[tuple[TextSource, list[Line]]] = []
         last = time.monotonic()
         found = beside(file.path for file in files)

@@ -120,6 +120,10 @@ class IndexStore(ABC):
         return uri
 
     @classmethod
+    def check_installed(cls, uri: str) -> None:  # some are found missing when they are imported
+        """Raise MissingDependency if a package is missing that an index at this address needs."""
+
+    @classmethod
     @abstractmethod
     def exists(cls, uri: str) -> bool:
         """Whether there is a complete index."""

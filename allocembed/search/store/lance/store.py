@@ -15,9 +15,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from allocembed.errors import SearchError
+from allocembed.errors import MissingDependency, SearchError
 from allocembed.files import FileEntry
 from allocembed.paths import is_folder
+from allocembed.remote.objects import is_remote
 from allocembed.search.filters import Filters
 from allocembed.search.settings import IndexSettings
 from allocembed.search.store.base import SMALL, EmbeddedSegment, IndexStore
@@ -62,6 +63,12 @@ class LanceStore(IndexStore):
     @classmethod
     def place(cls, uri: str) -> str:
         return storage.place_of(uri)
+
+    @classmethod
+    def check_installed(cls, uri: str) -> None:
+        MissingDependency.check("an index", "LanceDB", "search", "lancedb", "pyarrow", "filelock")
+        if is_remote(uri):
+            MissingDependency.check("object storage", "obstore", "cloud")
 
     @classmethod
     def exists(cls, uri: str) -> bool:

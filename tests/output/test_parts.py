@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from allocembed.bulk import key_of
 from allocembed.errors import OutputError
 from allocembed.files import FileEntry
+from allocembed.output.parts import PartFolder
 from allocembed.remote.objects import write
-from allocembed.scale.vectors import PartFolder, key_of
 from tests.object_storage import proxy_of
 
 FILES = [FileEntry(f"/videos/{number}.mp4", size=100, changed=1) for number in range(2000)]
@@ -30,9 +31,12 @@ def test_asking_what_is_done_does_not_fetch_vectors(part, bucket, object_server,
     with proxy_of(object_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.variables["AWS_ENDPOINT_URL"])
         folder = PartFolder(f"{bucket}/vectors")
-        assert all(map(folder.done().has, FILES)) and proxy.sent < part.stat().st_size / 10
+        folder.look()
+        assert all(folder.holds(file.path, key_of(file)) for file in FILES)
+        assert proxy.sent < part.stat().st_size / 10
         before = proxy.sent
-        assert all(map(folder.done().has, FILES)) and proxy.sent < before + 10_000  # the list of names alone
+        folder.look()
+        assert proxy.sent < before + 10_000, "the list of names alone"
 
 
 @pytest.mark.parametrize("kind", ["damaged", "foreign"])
@@ -45,16 +49,15 @@ def test_a_part_that_cannot_be_read_is_named(part, kind):
     else:
         parquet.write_table(pa.table({"name": ["a"]}), part.with_name("other.parquet"))
     with pytest.raises(OutputError, match=f"cannot read {part.parent}: .*; repair it, or choose another --out"):
-        PartFolder(str(part.parent)).done()
-    with pytest.raises(OutputError, match=f"cannot read {part.parent}: "):
-        PartFolder(str(part.parent)).drop_changed({b"": b""})
+        PartFolder(str(part.parent)).look()
 
 
 def test_rows_of_changed_files_are_dropped_and_the_others_kept(part):
     folder = PartFolder(str(part.parent))
     changed = FileEntry(FILES[7].path, size=101, changed=2)
-    assert folder.done().has_old(changed) and not folder.done().has(changed)
-    folder.drop_changed({list(folder.done().keys)[7]: bytes.fromhex(key_of(changed))})
+    folder.look()
+    assert folder.holds(FILES[8].path, key_of(FILES[8])) and not folder.holds(changed.path, key_of(changed))
+    folder.drop_changed()
     left = parquet.read_table(part)
     assert left["source"].to_pylist() == [file.path for file in FILES if file.path != changed.path]
     assert len(left["vector"][0]) == 1024

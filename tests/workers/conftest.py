@@ -1,0 +1,18 @@
+"""A Ray cluster of two cores that the tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from allocembed.workers import WorkerOptions, find_workers
+from allocembed.workers.pool import PooledWorkers
+
+
+@pytest.fixture(scope="package")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # where Ray keeps its token
+        with find_workers("ray", WorkerOptions(workers=2)) as workers:
+            assert isinstance(workers, PooledWorkers)
+            workers.connect()
+            yield
