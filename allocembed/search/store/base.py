@@ -120,7 +120,7 @@ class IndexStore(ABC):
         return uri
 
     @classmethod
-    def check_installed(cls, uri: str) -> None:  # some are found missing when they are imported
+    def check_installed(cls, uri: str) -> None:  # noqa: B027 (some are found missing when they are imported)
         """Raise MissingDependency if a package is missing that an index at this address needs."""
 
     @classmethod
