@@ -87,10 +87,8 @@ class VideoIndex:
         store = IndexStore.open(place_of(uri))
         store.settings.check_config(config, segments)
         stated = store.settings.config
-        if config is None:
-            run = replace(stated, device=device, dtype=dtype, compile=compile, decoder="auto")
-        else:
-            run = stated.run_as(config)
+        own = replace(stated, device=device, dtype=dtype, compile=compile)
+        run = own if config is None else stated.run_as(config)
         return cls(store, run, embedder)
 
     @property

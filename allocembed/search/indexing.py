@@ -169,13 +169,13 @@ class IndexingRun:
             unheard.extend(self._commit(portion, contents))
 
         settings = self.index.settings
-        card = self.index.embedder.hardware
-        before = card.tally() if card else None
+        decoders = self.index.embedder.decoders
+        before = decoders.tally()
         made = embed_videos(self.index.embedder, contents, settings.segments, readers, near=settings.near)
         with closing(made) as embedded:
             commit_portions(embedded, commit, seen=seen, every=COMMIT_VIDEOS)
-        if card and before:
-            self.report.decoding = str(card.tally().since(before))
+        if before and (after := decoders.tally()):
+            self.report.decoding = str(after.since(before))
         listen()
 
     def _count(self, files: Sequence[FileEntry], video: EmbeddedVideo) -> None:
