@@ -19,10 +19,10 @@ from allocembed.backbones.registry import DEFAULT_BACKBONE, REGISTRY
 from allocembed.budget import CANDIDATES, Budget, check_range
 from allocembed.errors import ConfigError, did_you_mean
 from allocembed.paths import is_folder
-from allocembed.video import DecodeLimits, Hardware, Seek, Source, VideoSource, open_video
+from allocembed.video import DecodeLimits, Decoders, Seek, Source, VideoSource, open_video
+from allocembed.video.decoders.registry import check_decoder, find_decoders
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8"]
-DecoderName = Literal["auto", "pyav", "nvdec"]
 RUN_ONLY = {"run_only": True}
 """Metadata of fields that say where and how to compute. They change a vector by rounding only."""
 
@@ -65,13 +65,13 @@ class EmbedConfig:
     """auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
     dtype: DType = field(default="auto", metadata=RUN_ONLY)
     """auto is bfloat16 on CUDA, and for large models on CPUs that compute in it, else float32. int8 is for CPUs:
-    linear layers multiply in eight bits, which is faster. float8 is the same for NVIDIA cards from Ada on (compute
+    linear layers multiply in eight bits, which is faster. float8 is the same for NVIDIA GPUs from Ada on (compute
     capability 8.9), and meant for large models."""
     compile: bool = field(default=False, metadata=RUN_ONLY)
     """Compile the model's layers first: takes half a minute, saves about a quarter of the time per video on a GPU."""
-    decoder: DecoderName = field(default="auto", metadata=RUN_ONLY)
-    """pyav decodes on the CPU, nvdec on the GPU that holds the model. auto uses both if the model is on an NVIDIA card
-    and the extra [gpu] works there, else pyav. With seek=exact, all give the same frames."""
+    decoder: str = field(default="auto", metadata=RUN_ONLY)
+    """pyav decodes on the CPU, nvdec on the GPU that holds the model. auto uses both if the model is on an NVIDIA GPU
+    and the extra [gpu] works there, else pyav. Packages can add others. With seek=exact, all give the same frames."""
     max_pixels: int = field(default=DecodeLimits.max_pixels, metadata=RUN_ONLY)
     """Most pixels of a frame; a video with larger ones is left out."""
     max_seconds: float = field(default=DecodeLimits.max_seconds, metadata=RUN_ONLY)
@@ -92,7 +92,7 @@ class EmbedConfig:
         set_field(self, "allocator", f"{where}+{looks}" if looks else where)
         if self.scale_range is not None:
             set_field(self, "scale_range", check_range(self.scale_range))
-        for name, known in (("seek", Seek), ("dtype", DType), ("decoder", DecoderName)):
+        for name, known in (("seek", Seek), ("dtype", DType)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"{name} must be {' or '.join(get_args(known))}, not {getattr(self, name)!r}")
         for name in ("candidates", "dim", "max_pixels"):
@@ -123,16 +123,18 @@ class EmbedConfig:
         limits: DecodeLimits | None = None,
         *,
         rounds: bool = False,
-        hardware: Hardware | None = None,
+        decoders: Decoders | None = None,
     ) -> VideoSource:
         """Open a source as the settings say. Close it, or use it in a `with` block. `rounds` is the model's."""
         part = {"rate": self.rate, "start": self.start, "end": self.end}
-        return open_video(source, limits=limits or self.limits, rounds=rounds, hardware=hardware, **part)
+        decoders = decoders or find_decoders(self.decoder)
+        return open_video(source, limits=limits or self.limits, rounds=rounds, decoders=decoders, **part)
 
     def check(self) -> None:
-        """Raise if the backbone or the allocator cannot exist, before anything is loaded."""
+        """Raise if the backbone, the allocator or the decoder cannot exist, before anything is loaded."""
         check_backbone(self.backbone, self.inputs)
         check_allocator(self.allocator)
+        check_decoder(self.decoder)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

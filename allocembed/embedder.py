@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,16 +22,13 @@ from allocembed.backbones.base import Backbone, Item, Prompt
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError
-from allocembed.config import DecoderName, DType, EmbedConfig
+from allocembed.config import DType, EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError, MissingDependency, VideoBudgetError
 from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
 from allocembed.geometry import Geometry
 from allocembed.planner import Planner, Source
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
 from allocembed.video import Clip, DecodeLimits, PictureSource, Seek, read_picture
-
-if TYPE_CHECKING:
-    from allocembed.video.decoders.card import Nvdec
 
 SMALLEST = 1e-3  # scale of a picture under a small budget; it has one token at least
 logger = logging.getLogger("allocembed")
@@ -113,7 +110,7 @@ class AllocEmbed(Planner):
         device: str = "auto",
         dtype: DType = "auto",
         compile: bool = False,
-        decoder: DecoderName = "auto",
+        decoder: str = "auto",
         max_pixels: int = DecodeLimits.max_pixels,
         max_seconds: float = DecodeLimits.max_seconds,
     ) -> Self:
@@ -177,18 +174,8 @@ class AllocEmbed(Planner):
     # The stages of the model; `Planner` has those before it.
 
     @property
-    def hardware(self) -> "Nvdec | None":
-        """The decoders of the backbone's GPU, if the settings allow them and they can be used."""
-        if self.config.decoder == "pyav" or (self.config.decoder == "auto" and self.backbone.device.type != "cuda"):
-            return None
-        from allocembed.video.decoders.card import find_card
-
-        return find_card(self.config.decoder, self.backbone.device)
-
-    @property
-    def decoders(self) -> int:
-        """Files that `hardware` decodes at the same time; 0 without it."""
-        return self.hardware.places if self.hardware else 0
+    def device(self) -> str:
+        return str(self.backbone.device)
 
     def patch(self, clip: Clip, allocation: Allocation) -> Patches:
         """Resize the frames and cut them into patches."""
@@ -236,7 +223,7 @@ class AllocEmbed(Planner):
         if not self.backbone.packs or not isinstance(clip.frames, np.ndarray):
             return clip
         frames = send(torch.from_numpy(np.ascontiguousarray(clip.frames)), self.backbone.device)
-        return replace(clip, frames=cast(np.ndarray, frames))
+        return replace(clip, frames=frames)
 
     def encode_video(
         self, source: Source, question: str | None = None, *, instruction: str | None = None

@@ -14,8 +14,9 @@ from allocembed.allocators.base import AllocationRequest, Allocator, Plan, alloc
 from allocembed.budget import Allocation, Budget, check_range
 from allocembed.config import EmbedConfig
 from allocembed.inputs import Inputs
-from allocembed.video import Clip, Hardware, VideoSource
+from allocembed.video import Clip, Decoders, VideoSource, open_video
 from allocembed.video import Source as FileSource
+from allocembed.video.decoders.registry import find_decoders
 
 Source: TypeAlias = FileSource | Clip
 
@@ -34,9 +35,14 @@ class Planner:
         return self.allocator.frames_wanted(self.budget, self.config.candidates)
 
     @property
-    def hardware(self) -> Hardware | None:
-        """Decoders outside of the CPU, if there are any to use."""
+    def device(self) -> str | None:
+        """Where the frames are read by a model; None without one."""
         return None
+
+    @property
+    def decoders(self) -> Decoders:
+        """What decodes frames for the model. Raise if the settings name decoders that cannot be used."""
+        return find_decoders(self.config.decoder, self.device)
 
     def open(self, source: FileSource, *, decoder_threads: int = 0, on_device: bool = False) -> VideoSource:
         """Open a source. Close it, or use it in a `with` block.
@@ -44,9 +50,11 @@ class Planner:
         With `on_device`, frames may be decoded on the GPU of the backbone, and are tensors there then. Keep such a clip
         until the GPU has read it: its memory belongs to the stream of the decoder.
         """
-        limits = replace(self.config.limits, threads=decoder_threads)
-        hardware = self.hardware if on_device else None
-        return self.config.open_video(source, limits, rounds=self.inputs.rounds, hardware=hardware)
+        config = self.config
+        limits = replace(config.limits, threads=decoder_threads)
+        part = {"rate": config.rate, "start": config.start, "end": config.end}
+        decoders = self.decoders if on_device else find_decoders(config.decoder)
+        return open_video(source, limits=limits, rounds=self.inputs.rounds, decoders=decoders, **part)
 
     def read(self, source: Source, *, decoder_threads: int = 0, on_device: bool = False) -> Clip:
         """Sample the frames that the allocator wants to see; see `open`."""

@@ -5,7 +5,7 @@
 | `allocembed.backbones` | a `BackboneEntry`: a checkpoint with a short name |
 | `allocembed.families` | a `Family`: the classes that read one model type |
 | `allocembed.allocators` | a subclass of `Allocator` |
-| `allocembed.decoders` | a subclass of `Decoder` |
+| `allocembed.decoders` | a subclass of `Decoders` |
 | `allocembed.stores` | an `IndexStore` class; the name is the scheme of an address |
 | `allocembed.workers` | a `Workers` class |
 | `allocembed.commands` | a `Command`; the name is what users type: `mine`, or `eval mine` in a group |

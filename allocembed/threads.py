@@ -12,8 +12,6 @@ Job = TypeVar("Job")
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 POLL_SECONDS = 0.2  # how often a blocked thread checks whether it should stop
-CORES_BESIDE = 4
-"""For each file that the cores decode while the decoders of a GPU work on others. So it takes about as long."""
 SETTING_UP = threading.Lock()
 """Held while a decoder of a GPU is created or dropped, and while a CUDA graph is captured: what one does to the device
 may break the other."""

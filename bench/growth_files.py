@@ -33,7 +33,7 @@ NAMES = {"auto": "the card's decoders and the cores", "nvdec": "the card's decod
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Embed files of every kind with every decoder."""
-    from pipeline import TimedEmbedder, make_embedder, streamed, timed_run
+    from pipeline import TimedEmbedder, make_embedder, streamed, tally_of, timed_run
 
     deadline = time.monotonic() + 60 * options.minutes
     sizes, lengths = (["360p"], [0.05, 0.1]) if options.tiny else (list(SIZES), list(LENGTHS))
@@ -51,13 +51,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 TimedEmbedder(made.backbone, made.allocator, replace(made.config, seek=seek, decoder=decoder))
                 for seek in ("keyframe", options.seek)
             )
-            # Decoders of the card are set up for a kind of file when the first one comes.
+            # Decoders of the GPU are set up for a kind of file when the first one comes.
             streamed(quick, files[: 2 * options.batch], options)
-            before = real.hardware.files if real.hardware else 0
+            before = tally_of(real.decoders)
             _, times = timed_run(real, lambda real=real, files=files: streamed(real, files, options))
-            by_card = real.hardware.files - before if real.hardware else 0
+            by_gpu = tally_of(real.decoders).since(before).files
             point = {"minutes": kind.seconds / 60, "size": name_of(kind), "decoder": decoder, "videos": len(files)}
-            results["points"].append(point | {"seek": options.seek, "files_by_the_card": by_card} | times)
+            results["points"].append(point | {"seek": options.seek, "files_by_the_card": by_gpu} | times)
             print(results["points"][-1], flush=True)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))

@@ -31,7 +31,7 @@ from shapes import make_backbone
 
 from allocembed import AllocEmbed
 from allocembed.video import open_video
-from allocembed.video.decoders.card import Nvdec
+from allocembed.video.decoders.nvdec.gpu import Nvdec
 
 GROUPS = {"g": "30", "bf": "3", "sc_threshold": "0"}
 X265 = "log-level=none:keyint=30:min-keyint=30:open-gop="
@@ -106,7 +106,7 @@ def compare(path: Path, card: Nvdec, embedder: AllocEmbed | None) -> dict[str, A
     declined, taken = dict(card.declined), {"PyAV": {}, "card": {}}
     result: dict[str, Any] = {"file": path.name}
     for seek in ("exact", "keyframe"):
-        with open_video(path) as plain, open_video(path, hardware=card) as fast:
+        with open_video(path) as plain, open_video(path, decoders=card) as fast:
             started = time.perf_counter()
             expected = plain.sample(12, seek)
             taken["PyAV"][seek] = time.perf_counter() - started

@@ -33,10 +33,10 @@ from rich.table import Table
 from torch.overrides import TorchFunctionMode
 
 from allocembed.video import open_video
-from allocembed.video.decoders.bitstream import describe
-from allocembed.video.decoders.card import Nvdec, find_library
-from allocembed.video.decoders.groups import Group, GroupReader
-from allocembed.video.decoders.sessions import Session, Slot
+from allocembed.video.decoders.nvdec.bitstream import describe
+from allocembed.video.decoders.nvdec.gpu import Nvdec, find_library
+from allocembed.video.decoders.nvdec.groups import Group, GroupReader
+from allocembed.video.decoders.nvdec.sessions import Session, Slot
 from allocembed.video.packets import Demuxer
 
 FRAMES = 24
@@ -134,7 +134,7 @@ def read(_: int, more: Callable[[], bool], path: Path, card: Nvdec, seek: Any) -
     """Read videos as `stream` does."""
     count = 0
     while more():
-        with open_video(path, hardware=card) as video:
+        with open_video(path, decoders=card) as video:
             video.sample(FRAMES, seek)
         count += 1
     return count
@@ -172,7 +172,7 @@ def steps(path: Path, seek: Any, library: Any) -> dict[str, int]:
 
     Demuxer.packets, library.CreateDecoder = counted, quiet
     try:
-        with open_video(path, hardware=Nvdec(torch.device("cpu"), shared=False, library=library)) as video, calls:
+        with open_video(path, decoders=Nvdec(torch.device("cpu"), shared=False, library=library)) as video, calls:
             video.sample(FRAMES, seek)
     finally:
         Demuxer.packets, library.CreateDecoder = packets, create

@@ -40,14 +40,15 @@ from allocembed.allocators.base import Allocator, Plan
 from allocembed.backbones.base import Backbone, Item
 from allocembed.backbones.batches import UnderWay
 from allocembed.budget import Allocation
-from allocembed.config import DecoderName, Seek
+from allocembed.config import Seek
 from allocembed.embedder import AllocEmbed, Failure
 from allocembed.execution.device import DeviceLane
 from allocembed.planner import Source
 from allocembed.policy.preview import BackbonePreview
 from allocembed.threads import core_count
-from allocembed.video import Clip
-from allocembed.video.decoders.card import Tally, forget_cards
+from allocembed.video import Clip, Decoders
+from allocembed.video.decoders.base import Tally
+from allocembed.video.decoders.registry import forget_decoders
 from allocembed_nano import world
 
 WORLD_FRAMES = 160
@@ -251,12 +252,17 @@ def busy_share(use: dict[str, Any] | None) -> float | None:
     return use["busy"] if use else None
 
 
+def tally_of(decoders: Decoders) -> Tally:
+    """Who has decoded how many files so far."""
+    return decoders.tally() or Tally(0, Counter())
+
+
 def compare(
-    embedder: TimedEmbedder, files: list[Path], seek: Seek, decoder: DecoderName, options: argparse.Namespace
+    embedder: TimedEmbedder, files: list[Path], seek: Seek, decoder: str, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Run both in turns, until the rounds or the minutes are over."""
     config = replace(embedder.config, seek=seek, decoder=decoder)
-    forget_cards()  # what was learned from other files
+    forget_decoders()  # what was learned from other files
     embedder = TimedEmbedder(embedder.backbone, embedder.allocator, config)
     if options.stream_only:
         return stream_alone(embedder, files, options)
@@ -299,11 +305,11 @@ def compare(
 
 def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.Namespace) -> dict[str, Any]:
     """The best of the rounds of `stream`, and how busy the GPU is with the first files in one more."""
-    # Without the card's decoders there is nothing to set up for all threads.
-    streamed(embedder, files[: (2 if embedder.card else 1) * options.batch], options)
-    before = embedder.card.tally() if embedder.card else Tally(0, Counter())
+    # Without the GPU's decoders there is nothing to set up for all threads.
+    streamed(embedder, files[: (2 if embedder.decoders.places else 1) * options.batch], options)
+    before = tally_of(embedder.decoders)
     rounds = [timed_run(embedder, lambda: streamed(embedder, files, options))[1] for _ in range(options.rounds)]
-    decoded = (embedder.card.tally() if embedder.card else before).since(before)
+    decoded = tally_of(embedder.decoders).since(before)
     use = gpu_use(lambda: streamed(embedder, files[: options.trace], options)) if options.trace else None
     found = {
         "seek": embedder.config.seek,
@@ -328,8 +334,8 @@ def print_tables(results: dict[str, Any]) -> None:
             busy = "–" if one["gpu_busy"] is None else f"{one['gpu_busy']:.0%}"
             rate, cores = one["videos_per_second"], one["rounds"][-1]["cores_busy"]
             where = f"{results['model']}, every {one['gop']} frames, {one['seek']}, {one['decoder']}"
-            card = f"{one['files_by_the_card']:.0f} files by the card, {cores:.1f} cores"
-            console.print(f"{where}: {rate:.2f} videos/s, {card}, GPU busy {busy}")
+            shares = f"{one['files_by_the_card']:.0f} files by the GPU, {cores:.1f} cores"
+            console.print(f"{where}: {rate:.2f} videos/s, {shares}, GPU busy {busy}")
             continue
         table = Table(title=f"{results['videos']} videos, {results['model']}, seek {one['seek']}, {one['allocator']}")
         for heading in ("method", "videos/s", "cores busy", "GPU busy", "milliseconds per video"):

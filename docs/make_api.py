@@ -15,9 +15,12 @@ PAGE = Path(__file__).parent / "api.md"
 PACKAGES = ("allocembed", "allocembed.search", "allocembed.video", "allocembed.film")
 """Packages that say in `__all__` what is public."""
 CHOSEN = {
+    "allocembed.video.decoders.base": ("Decoders", "Decoder", "FrameTable", "VideoInput"),
     "allocembed.allocators.base": ("Allocator", "Plan"),
     "allocembed.backbones.base": ("Backbone", "Prompt", "Item"),
     "allocembed.execution.stream": ("embed_jobs",),
+    "allocembed.search.store": ("IndexStore", "LineStore"),
+    "allocembed.workers": ("Workers", "WorkerOptions"),
     "allocembed.plugins": ("Names",),
 }
 """Public names of other modules."""

@@ -4,7 +4,7 @@ It has the library's habits that matter: it takes addresses of packets behind st
 after a sequence ends, overwrites a picture when the next packet comes, and states a wrong step between 16-bit words.
 Of several pictures in a packet, only the first has a time. Times are given back in ascending order, whatever pictures
 they belong to.
-Files of another size are scaled to the first one's, and pictures are spoiled by other parameter sets, since the card
+Files of another size are scaled to the first one's, and pictures are spoiled by other parameter sets, since the GPU
 keeps the number of its reference pictures.
 """
 
@@ -19,7 +19,7 @@ import av
 import numpy as np
 import torch
 
-from allocembed.video.decoders.card import Nvdec
+from allocembed.video.decoders.nvdec.gpu import Nvdec
 
 BITS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
 UNKNOWN = 1 << 40  # times of pictures that are not the first in their packet
@@ -52,7 +52,7 @@ class Decoder:
             frame.surface.fill_(85)
         self.library.packets += 1
         if self.library.breaks_at is not None and self.library.packets >= self.library.breaks_at:
-            raise RuntimeError("HandlePictureDecode : the card is gone")
+            raise RuntimeError("HandlePictureDecode : the GPU is gone")
         if packet.bsl:
             data = ctypes.string_at(packet.bsl_data, packet.bsl)
             self.look_at(data)
@@ -62,7 +62,7 @@ class Decoder:
                 self.times.append(packet.pts)
             for number, part in enumerate(parts):
                 part.pts = packet.pts if number == 0 else packet.pts + UNKNOWN + number
-                with suppress(av.error.FFmpegError):  # the card conceals
+                with suppress(av.error.FFmpegError):  # the GPU conceals
                     frames += self.context.decode(part)
         else:
             frames = self.context.decode(None)
@@ -176,6 +176,6 @@ def surface(frame: av.VideoFrame) -> torch.Tensor:
     return words.as_strided(both.shape, (both.shape[1], 2))
 
 
-def card(library: Library | None = None, *, shared: bool = False) -> Nvdec:
-    """The decoders of a card that there is not."""
+def stand_in(library: Library | None = None, *, shared: bool = False) -> Nvdec:
+    """The decoders of a GPU that there is not."""
     return Nvdec(torch.device("cpu"), shared=shared, library=library or Library())

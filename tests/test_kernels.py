@@ -13,7 +13,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from allocembed.backbones import float8_kernel  # noqa: E402
 from allocembed.backbones.attention import kernel as attention_kernel  # noqa: E402
-from allocembed.video.decoders import colours_kernel  # noqa: E402
+from allocembed.video.decoders.nvdec import colours_kernel  # noqa: E402
 from tests.interpreted import run_interpreted  # noqa: E402
 
 CARDS = (75, 80, 86, 89, 90, 100, 120)  # compute capability, from Turing to Blackwell
@@ -29,8 +29,8 @@ torch.empty = lambda *args, **how: fenced(plain(*args, **how), AT_END)
 KERNELS = {
     "colours": """
 from dataclasses import replace
-from allocembed.video.decoders import colours_kernel
-from allocembed.video.decoders.colours import Colours, Scaling
+from allocembed.video.decoders.nvdec import colours_kernel
+from allocembed.video.decoders.nvdec.colours import Colours, Scaling
 from tests.video.test_colours import surface
 
 colours_kernel.BLOCK = 128
@@ -91,14 +91,14 @@ def numbers(names: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_pictures_become_rgb_on_every_card(compiled, card: int) -> None:
+def test_pictures_become_rgb_on_every_gpu(compiled, card: int) -> None:
     arguments = {"surface": "*u8", "made": "*u8", **numbers(colours_kernel.VALUES), "block": colours_kernel.BLOCK}
     assert compiled(colours_kernel._convert, card, arguments).asm["cubin"]
 
 
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize(("kind", "bits", "taps"), [("*u8", 8, (4, 4, 4)), ("*i16", 10, (1, 4, 4))])
-def test_pictures_are_scaled_on_every_card(compiled, card: int, kind: str, bits: int, taps: tuple[int, ...]) -> None:
+def test_pictures_are_scaled_on_every_gpu(compiled, card: int, kind: str, bits: int, taps: tuple[int, ...]) -> None:
     filters = [f"{part}_{what}" for part in ("luma", "chroma", "row") for what in ("first", "weights")]
     arguments = {"surface": kind, "made": "*u8", **dict.fromkeys(filters, "*i32"), **numbers(colours_kernel.VALUES)}
     arguments |= dict(zip(("luma_taps", "chroma_taps", "row_taps"), taps, strict=True))

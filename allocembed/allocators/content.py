@@ -30,7 +30,7 @@ class ContentAware(Allocator):
     name = "content"
 
     def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
-        scores = frame_scores(clip.frames)
+        scores = frame_scores(clip.pixels)
         # A chunk scores as its best frame does: the others share its size anyway.
         chunk_scores = scores[np.array(chunk_frames(np.arange(len(clip)), request.geometry.frames_per_chunk))].max(1)
         return Plan(np.arange(len(clip)), np.sqrt(chunk_scores / chunk_scores.mean()))

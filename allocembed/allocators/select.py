@@ -13,5 +13,5 @@ class ContentSelect(Allocator):
     name = "select"
 
     def plan(self, clip: Clip, request: AllocationRequest) -> Plan:
-        best = np.argsort(-frame_scores(clip.frames), kind="stable")[: request.budget.base_frames]
+        best = np.argsort(-frame_scores(clip.pixels), kind="stable")[: request.budget.base_frames]
         return Plan(np.sort(best), request.native_scales(len(best)), grow=False)

@@ -17,7 +17,8 @@ from allocembed.backbones.base import Backbone, Item
 from allocembed.backbones.batches import UnderWay
 from allocembed.errors import AllocEmbedError, VideoError
 from allocembed.execution.device import DeviceLane
-from allocembed.threads import CORES_BESIDE, Event, RunAhead, core_count
+from allocembed.threads import Event, RunAhead, core_count
+from allocembed.video import Decoders
 
 Job = TypeVar("Job")
 Tag = TypeVar("Tag")
@@ -65,16 +66,15 @@ def embed_jobs(
     *,
     batch: int = BATCH,
     workers: int | None = None,
-    decoders: int = 0,
+    decoders: Decoders | None = None,
     ordered: bool = True,
 ) -> Iterator[Outcome[Job, Tag]]:
     """Prepare jobs in threads, embed what they yield, and return one outcome per job.
 
     `prepare` decodes outside and computes on the device inside `worker.lane()`. An AllocEmbedError in it ends its own
     job only; any other exception ends the run. `workers` is by default one per core if the backbone is on a GPU or
-    small, else one. `decoders` is the number of jobs that a GPU's own decoders work on: by default there are that many
-    workers, which mostly wait, and others with several cores each. There are never more workers than jobs, if their
-    number is known. Outcomes come in the order of the jobs, or as they are complete.
+    small, else one. If `decoders` have places beside the cores, they say how many there are by default. There are never
+    more workers than jobs, if their number is known. Outcomes come in the order of the jobs, or as they are complete.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
@@ -83,11 +83,10 @@ def embed_jobs(
     side_by_side = embeds_side_by_side(backbone)
     on_gpu = backbone.packs
     cores = core_count()
-    usual = cores if side_by_side or on_gpu else 1
-    if decoders:
-        # With several cores each, the others take about as long for a video as the GPU's decoders.
-        usual = decoders + max(1, cores // CORES_BESIDE)
-    workers = min(workers or usual, 2 * batch + decoders)
+    usual, places = cores if side_by_side or on_gpu else 1, 0
+    if decoders and decoders.places:
+        usual, places = decoders.readers(cores), decoders.places
+    workers = min(workers or usual, 2 * batch + places)
     if isinstance(jobs, Sized):
         workers = min(workers, max(1, len(jobs)))
     # A decoder needs several threads only if there are more cores than workers.
@@ -96,7 +95,7 @@ def embed_jobs(
     def work(job: Job) -> Iterator[_Part[Tag]]:
         try:
             for prepared in prepare(job, worker):
-                yield (prepared.tag, embed_items(backbone, [prepared.item])[0]) if side_by_side else prepared
+                yield (prepared.tag, backbone.embed([prepared.item]).numpy()[0]) if side_by_side else prepared
         except AllocEmbedError as error:
             yield error
         except MemoryError as error:

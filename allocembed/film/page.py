@@ -76,7 +76,7 @@ def _cards(strip: Filmstrip) -> Iterator[dict[str, Any]]:
 
 def _frame(strip: Filmstrip, frame: int) -> dict[str, Any]:
     """One frame as JPEG. The model's view is embedded only if it shows less than the original."""
-    original = Image.fromarray(strip.clip.frames[frame])
+    original = Image.fromarray(strip.clip.picture(frame))
     original.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.BICUBIC)
     pictures, note, owner = {"original": _data_uri(original)}, "", strip.owners[frame]
     if strip.factor and owner is not None:

@@ -97,7 +97,7 @@ class Filmstrip:
 
     def seen(self, frame: int) -> Image.Image:
         """A frame with no more detail than the grid of its chunk keeps."""
-        pixels, owner = self.clip.frames[frame], self.owners[frame]
+        pixels, owner = self.clip.picture(frame), self.owners[frame]
         if self.factor and owner is not None:
             grid = self.allocation.grids[owner]
             size = (grid.rows * self.factor, grid.cols * self.factor)

@@ -18,7 +18,7 @@ def frame_jpeg(
     """The frame shown at a second, and when it begins. Raise VideoError if it cannot be read."""
     with open_video(path, limits=limits) as video:
         clip = video.frames_at([second])
-    picture = Image.fromarray(clip.frames[0])
+    picture = Image.fromarray(clip.picture(0))
     picture.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
     made = io.BytesIO()
     picture.save(made, format="JPEG", quality=85)

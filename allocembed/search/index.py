@@ -96,10 +96,8 @@ class VideoIndex:
         store = store_of(uri).open(uri)
         store.settings.check_config(config, segments)
         stated = store.settings.config
-        if config is None:
-            run = replace(stated, device=device, dtype=dtype, compile=compile, decoder="auto")
-        else:
-            run = stated.run_as(config)
+        own = replace(stated, device=device, dtype=dtype, compile=compile)
+        run = own if config is None else stated.run_as(config)
         return cls(store, run, embedder)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from allocembed.backbones.checkpoint import same_model
 from allocembed.config import EmbedConfig, make
 from allocembed.errors import AllocEmbedError, SearchError
 from allocembed.search.segments import parse_segments
+from allocembed.video.decoders.registry import is_interchangeable
 
 if TYPE_CHECKING:
     from allocembed.allocators.base import Allocator
@@ -137,9 +138,12 @@ class IndexSettings:
             )
 
     def as_json(self) -> str:
-        """One line for the index. Of how to compute, only the limits of reading are kept."""
-        limits = {"max_pixels": self.config.max_pixels, "max_seconds": self.config.max_seconds}
-        return json.dumps(vars(self) | {"config": self.config.settings() | limits})
+        """One line for the index. Of how to compute, only how files are read is kept: limits, and foreign decoders."""
+        config = self.config
+        kept = {"max_pixels": config.max_pixels, "max_seconds": config.max_seconds}
+        if not is_interchangeable(config.decoder):
+            kept["decoder"] = config.decoder
+        return json.dumps(vars(self) | {"config": config.settings() | kept})
 
     @classmethod
     def from_json(cls, text: str) -> IndexSettings:

@@ -103,16 +103,16 @@ class IndexWorker:
         """Embed contents; yield the outcomes of those that are committed, whatever ends the work."""
         contents = {files[0].path: video for video, files in waiting.items()}
         settings, embedder = self.index.settings, self.index.embedder
-        decoders, outcomes = embedder.hardware, deque[FileOutcome]()
-        tally = decoders.tally() if decoders else None
+        decoders, outcomes = embedder.decoders, deque[FileOutcome]()
+        tally = decoders.tally()
 
         def commit(portion: list[EmbeddedVideo]) -> None:
             nonlocal tally
             good = {contents[video.path]: video.segments for video in portion if not video.error}
             self.index.store.add_videos(good.items())
             found = [each for video in portion for each in _outcomes(video, contents[video.path], waiting)]
-            if decoders and tally:
-                before, tally = tally, decoders.tally()
+            before, tally = tally, decoders.tally()
+            if before and tally:
                 found[0] = replace(found[0], decoded=tally.since(before))
             outcomes.extend(found)
 

@@ -104,7 +104,7 @@ class BackboneContract(ABC):
         native = backbone.inputs.picture_geometry.native(120, 200)
         assert allocation.grids == (native,) and item.prompt.picture
         assert (backbone.embed([item]) - self.plain(backbone, item)).abs().max() < ROUNDING
-        made = embedder.encode_image(clip.frames[0], question)
+        made = embedder.encode_image(clip.picture(0), question)
         assert np.array_equal(made.vector, backbone.embed([item])[0].numpy()) and made.cost == native.tokens
 
     def plain(self, backbone: Backbone, item: Item) -> torch.Tensor:

@@ -5,14 +5,14 @@ from allocembed.video.clip import (
     VIDEO_SUFFIXES,
     Clip,
     DecodeLimits,
+    Pixels,
     Seek,
     VideoInfo,
     candidate_indices,
     is_video,
 )
-from allocembed.video.decoders.base import Hardware
-from allocembed.video.file import Source, VideoFile, open_video, probe, sample
-from allocembed.video.images import FrameSequence
+from allocembed.video.decoders.base import Decoders
+from allocembed.video.file import Source, open_video, probe, sample
 from allocembed.video.pictures import PictureSource, read_picture
 from allocembed.video.source import VideoSource
 
@@ -21,12 +21,11 @@ __all__ = [
     "VIDEO_SUFFIXES",
     "Clip",
     "DecodeLimits",
-    "FrameSequence",
-    "Hardware",
+    "Decoders",
     "PictureSource",
+    "Pixels",
     "Seek",
     "Source",
-    "VideoFile",
     "VideoInfo",
     "VideoSource",
     "candidate_indices",

@@ -1,14 +1,22 @@
 """What reading a video gives, a `Clip` or a `VideoInfo`, and the limits on reading it."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 import numpy as np
 
 from allocembed.errors import VideoError
 
+if TYPE_CHECKING:
+    import torch
+
+Pixels: TypeAlias = "np.ndarray | torch.Tensor"
+"""uint8 RGB, in main memory or where a GPU has decoded it."""
+FETCH_AGAIN = "download or copy it again"
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 VIDEO_SUFFIXES = frozenset(
     {".mp4", ".m4v", ".mov", ".3gp", ".mkv", ".webm", ".ogv", ".avi", ".wmv", ".asf", ".flv", ".f4v", ".mxf"}
@@ -22,8 +30,8 @@ Seek = Literal["exact", "keyframe"]
 class Clip:
     """Sampled frames of one source, ascending in time."""
 
-    frames: np.ndarray
-    """(T, H, W, 3) uint8 RGB, upright, square pixels. A tensor if a GPU decoded them."""
+    frames: Pixels
+    """(T, H, W, 3) uint8 RGB, upright, square pixels. A tensor if they are on a GPU."""
     times: np.ndarray
     """(T,) float64 seconds after the first frame of the source: the frames' presentation timestamps."""
     indices: np.ndarray
@@ -44,16 +52,18 @@ class Clip:
     def __len__(self) -> int:
         return len(self.frames)
 
+    @property
+    def pixels(self) -> np.ndarray:
+        """The frames in main memory: copied if they are on a GPU."""
+        return on_host(self.frames)
+
     def on_host(self) -> Self:
-        """The clip with its frames in main memory, if a GPU decoded them."""
-        if isinstance(self.frames, np.ndarray):
-            return self
-        return replace(self, frames=self.frames.cpu().numpy())
+        """The clip with its frames in main memory."""
+        return self if isinstance(self.frames, np.ndarray) else replace(self, frames=self.pixels)
 
     def picture(self, number: int) -> np.ndarray:
         """One frame (H, W, 3) in main memory."""
-        frame = self.frames[number]
-        return frame if isinstance(frame, np.ndarray) else frame.cpu().numpy()
+        return on_host(self.frames[number])
 
     @property
     def height(self) -> int:
@@ -136,6 +146,17 @@ def candidate_indices(total: int, count: int, *, rounds: bool = False) -> np.nda
     # Counted from the nearer end, each value rounded once.
     spread = np.where(order < count // 2, float(step) * order, (total - 1) - float(step) * order[::-1])
     return np.rint(spread.astype(np.float32)).astype(np.int64)
+
+
+def check_regular(path: Path, source: str) -> None:
+    """Raise VideoError unless `path` is a regular file: opening a FIFO or a device can block for ever."""
+    if not path.is_file():
+        raise VideoError(source, "not a regular file (a FIFO, socket or device); pass a file or a folder of images")
+
+
+def on_host(pixels: Pixels) -> np.ndarray:
+    """Pixels in main memory: copied if they are on a GPU."""
+    return pixels if isinstance(pixels, np.ndarray) else pixels.cpu().numpy()
 
 
 def is_video(path: str | Path) -> bool:

@@ -6,47 +6,42 @@ Not supported: animated WebP and APNG. Frames are resized only to give one clip 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from allocembed.errors import VideoError
-from allocembed.video.clip import IMAGE_SUFFIXES, IN_MEMORY, DecodeLimits
+from allocembed.video.clip import IMAGE_SUFFIXES, IN_MEMORY, DecodeLimits, Stopwatch, check_regular
 from allocembed.video.decoders.base import Decoder, FrameTable, Picture
-from allocembed.video.source import Part, VideoSource
 
 
-class FrameSequence(VideoSource, Decoder):
-    """Images as the frames of a video, at a constant `rate` per second, or numbered if it is None."""
+class Images(NamedTuple):
+    """Images that are the frames of a video."""
 
-    listed = True
+    read: Callable[[int], np.ndarray]
+    """(H, W, 3) uint8 RGB, by number."""
+    total: int
 
-    def __init__(
-        self,
-        read: Callable[[int], np.ndarray],
-        total: int,
-        source: str,
-        rate: float | None,
-        limits: DecodeLimits,
-        part: Part,
-    ) -> None:
-        super().__init__(source, limits, part)
-        self.read, self.total, self.rate, self.decoder = read, total, rate or 1.0, self
-        self.timed = rate is not None
 
-    def _find_frames(self) -> FrameTable:
-        every = np.arange(self.total)
-        return FrameTable(every, every, every, self.total, self.rate)
+class FrameSequence(Decoder):
+    """Images as the frames of a video, at a constant `rate` per second."""
+
+    def __init__(self, images: Images, rate: float, stopwatch: Stopwatch) -> None:
+        self.images, self.rate, self.stopwatch = images, rate, stopwatch
+
+    def find_frames(self) -> FrameTable:
+        every = np.arange(self.images.total)
+        return FrameTable(every, every, self.images.total, self.rate)
 
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
         for index in (*keyframes, *exact):
             self.stopwatch.check()
-            yield index, index, self.read(index)
+            yield index, index, self.images.read(index)
 
     def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, np.ndarray | None]]:
-        for index in range(len(self.table)):
-            yield index, self.read(index) if index in wanted else None
+        for index in range(self.images.total):
+            yield index, self.images.read(index) if index in wanted else None
 
 
 def list_images(folder: Path, source: str) -> list[Path]:
@@ -91,12 +86,6 @@ def over_white(rgba: np.ndarray) -> np.ndarray:
     alpha = rgba[..., 3:].astype(np.uint16)
     # 255 * 255 + 127 still fits 16 bits, so no wider arithmetic is needed.
     return ((rgba[..., :3] * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
-
-
-def check_regular(path: Path, source: str) -> None:
-    """Raise VideoError unless `path` is a regular file: opening a FIFO or a device can block for ever."""
-    if not path.is_file():
-        raise VideoError(source, "not a regular file (a FIFO, socket or device); pass a file or a folder of images")
 
 
 def read_image(path: Path, limits: DecodeLimits) -> np.ndarray:

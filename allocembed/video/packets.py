@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,12 @@ import numpy as np
 
 from allocembed.errors import VideoError
 from allocembed.remote.ranged import HollowFile, RangedFile
-from allocembed.video.clip import DecodeLimits, Stopwatch
-from allocembed.video.decoders.base import FrameTable
+from allocembed.video.clip import FETCH_AGAIN
+from allocembed.video.decoders.base import FrameTable, VideoInput
 
 if TYPE_CHECKING:
     from av.packet import Packet
 
-FETCH_AGAIN = "download or copy it again"
 STEADY = 0.1  # spread of frame intervals, relative to their median, that still counts as a constant rate
 MOST_PIXELS = 2**31 - 1  # that FFmpeg can be told
 SEEK_BACK_SECONDS = (0, 2, 20)  # how much earlier to try when a container's seek lands past the target
@@ -33,18 +33,14 @@ SEEK_BACK_SECONDS = (0, 2, 20)  # how much earlier to try when a container's see
 class Demuxer:
     """One video file and its best video stream. Every failure inside FFmpeg becomes a VideoError."""
 
-    def __init__(
-        self, file: Path | RangedFile | HollowFile, source: str, limits: DecodeLimits, stopwatch: Stopwatch
-    ) -> None:
+    def __init__(self, video: VideoInput) -> None:
+        self.video, self.source = video, video.name
+        self.file, self.limits, self.stopwatch = video.file, video.limits, video.stopwatch
         try:
             import av
         except ImportError as error:
-            raise VideoError(source, "reading video needs PyAV; install it with: pip install av") from error
+            raise VideoError(self.source, "reading video needs PyAV; install it with: pip install av") from error
         self.av: Any = av
-        self.file = file
-        self.source = source
-        self.limits = limits
-        self.stopwatch = stopwatch
         self.container: Any = None
         self.closed = False
         try:
@@ -184,7 +180,6 @@ def table_from_index(demuxer: Demuxer) -> FrameTable | None:
     return FrameTable(
         stamps=stamps,
         keys=keys,
-        entries=stamps[keys],
         end=int(stamps[-1]) + last,
         tick_rate=float(1 / stream.time_base),
         by="dts",
@@ -213,7 +208,7 @@ def table_from_header(demuxer: Demuxer) -> FrameTable | None:
             stamps.extend([packet.dts] if packet.size else [])
             yield packet
 
-    listing = Demuxer(view, demuxer.source, demuxer.limits, demuxer.stopwatch)
+    listing = Demuxer(replace(demuxer.video, file=view))
     try:
         view.hollow = True
         # FFmpeg looks into a packet to tell a keyframe; the index marks them too.
@@ -258,9 +253,7 @@ def arrange(
 ) -> FrameTable:
     """Sort (N,) frames, given in file order, into presentation order; `flags` mark the keyframes."""
     shown, keys = np.flatnonzero(~hidden), np.flatnonzero(flags)
-    untrusted = FrameTable(
-        np.arange(len(shown)), np.zeros(1, int), np.zeros(1, int), len(shown), tick_rate, trusted=False
-    )
+    untrusted = FrameTable(np.arange(len(shown)), np.zeros(1, int), len(shown), tick_rate, trusted=False)
     if pts.dtype == object or not keys.size:  # a frame has no stamp, or none is a keyframe
         return untrusted
     # Frames before the first keyframe, in the file or on the screen, cannot be decoded: a recording that starts in the

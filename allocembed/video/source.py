@@ -1,19 +1,20 @@
 """A source of frames, and which of its frames are sampled: evenly spread ones, nearest keyframes, windows, a part."""
 
+from __future__ import annotations
+
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from PIL import Image
 
 from allocembed.errors import ConfigError, VideoError
-from allocembed.video.clip import Clip, DecodeLimits, Seek, Stopwatch, VideoInfo, candidate_indices
+from allocembed.video.clip import FETCH_AGAIN, Clip, Pixels, Seek, Stopwatch, VideoInfo, candidate_indices, on_host
 from allocembed.video.decoders.base import Decoder, FrameTable, Picture, TableMismatch
-from allocembed.video.packets import FETCH_AGAIN
 
 
 @dataclass(frozen=True)
@@ -75,34 +76,44 @@ class Part:
         return Span(first, last - first, start, end - start, len(times))
 
 
-class VideoSource(ABC):
-    """A video to sample: a file, a folder of images, or frames in memory. Use it as a context manager."""
+class VideoSource:
+    """A video to sample: a file, a folder of images, or frames in memory. Use it as a context manager, in one thread.
 
-    decoder: Decoder
-    rounds = False
-    """Whether positions of evenly spread frames are rounded; see `candidate_indices`."""
-    listed = False
-    """Whether this is a list of frames."""
-    timed = True
-    """Whether its times are real."""
+    `rounds` says how positions of evenly spread frames become whole; see `candidate_indices`. A source that is `listed`
+    is a list of frames, whose times are real if it is `timed`.
+    """
 
-    def __init__(self, source: str, limits: DecodeLimits, part: Part) -> None:
-        self.source = source
-        self.part = part
-        self.stopwatch = Stopwatch(limits, source)
+    def __init__(
+        self,
+        decoder: Decoder,
+        stopwatch: Stopwatch,
+        part: Part,
+        *,
+        rounds: bool = False,
+        listed: bool = False,
+        timed: bool = True,
+    ) -> None:
+        self.decoder, self.stopwatch, self.source, self.part = decoder, stopwatch, stopwatch.source, part
+        self.rounds, self.listed, self.timed = rounds, listed, timed
         self.spans: dict[Seek, Span] = {}
 
     @cached_property
     def table(self) -> FrameTable:
         """All frames of the source."""
-        return self._find_frames()
+        return self.decoder.find_frames()
 
-    @abstractmethod
-    def _find_frames(self) -> FrameTable: ...
+    @cached_property
+    def _quick(self) -> FrameTable | None:
+        """A table for keyframes alone."""
+        return self.decoder.find_keyframes()
 
     def _find_frames_again(self) -> bool:
         """Replace a table that was found to be wrong by one from a safer way; return whether there was one."""
-        return False
+        if (table := self.decoder.find_frames_again()) is None:
+            return False
+        self.table, self._quick = table, None
+        self.spans.clear()
+        return True
 
     def probe(self) -> VideoInfo:
         """Return size, length and rate, from one decoded frame and a count of all frames."""
@@ -117,7 +128,20 @@ class VideoSource(ABC):
         candidates instead, and decodes exactly where there is none: much faster on long videos.
         """
         self._begin(count, seek)
-        return self._sample_table(self.table, count, seek)
+        quick = self._quick if seek == "keyframe" and self.part == Part() else None
+        # Worth it only if all candidates have a keyframe.
+        if quick and not choose_frames(quick, self._span(quick), count, seek, rounds=self.rounds)[1]:
+            try:
+                return self._sample_table(quick, count, seek)
+            except TableMismatch:
+                self._quick = None
+        if self.table.trusted:
+            with suppress(TableMismatch):
+                return self._sample_table(self.table, count, seek)
+            if self._find_frames_again():
+                return self.sample(count, seek)
+        # Fields as packets, invented timestamps, false keyframes: only decoding tells the frames.
+        return self._read_through(count, seek)
 
     def sample_many(self, counts: Iterable[int], seek: Seek = "exact") -> dict[int, Clip]:
         """Return the clip that `sample` gives for each count. Exact frames are decoded once for all counts."""
@@ -201,8 +225,9 @@ class VideoSource(ABC):
         (clip,) = self._cut(span, [indices], [float(times[indices[0]])], times, pictures)
         return clip
 
-    def close(self) -> None:  # noqa: B027 (nothing to release unless a file is open)
+    def close(self) -> None:
         """Release the file."""
+        self.decoder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -210,10 +235,10 @@ class VideoSource(ABC):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def make_clip(self, canvas: "Canvas", times: np.ndarray, indices: np.ndarray, span: Span, start: float) -> Clip:
+    def make_clip(self, canvas: Canvas, times: np.ndarray, indices: np.ndarray, span: Span, start: float) -> Clip:
         """The clip of frames that were put on a canvas."""
-        kind = {"listed": self.listed, "timed": self.timed}
-        return Clip(canvas.frames, times, indices, span.total, span.duration, self.source, start, **kind)
+        span_of = (span.total, span.duration, self.source, start)
+        return Clip(canvas.frames, times, indices, *span_of, listed=self.listed, timed=self.timed)
 
     def _begin(self, count: int, seek: str, number: int = 1) -> None:
         if min(count, number) < 1:
@@ -244,6 +269,33 @@ class VideoSource(ABC):
         times = (stamps - (stamps[0] if by_decoding else table.stamps[0])) / table.tick_rate
         return self.make_clip(canvas, times, indices, span, span.start)
 
+    def _read_through(self, count: int, seek: Seek) -> Clip:
+        """Decode all frames in order: slow, but without need of timestamps or seeking.
+
+        The number of frames is known only at the end, so the first pass takes that of the table.
+        """
+        guess = len(self.table)
+        wanted = candidate_indices(guess if self.part == Part() else 0, count, rounds=self.rounds)
+        stamps: list[int | None] = []
+        for _ in range(2):
+            canvas, position, stamps = Canvas(len(wanted)), 0, []
+            with self.decoder.lane():
+                for stamp, pixels in self.decoder.in_order(frozenset(wanted.tolist())):
+                    stamps.append(stamp)
+                    if pixels is not None:
+                        canvas.put(position, pixels)
+                        position += 1
+            if not stamps or (len(stamps) != guess and self.table.counted):
+                break
+            times, duration = _clock(stamps, self.table)
+            span = self.spans[seek] = self.part.span(times, duration, self.source)
+            indices = span.candidates(count, rounds=self.rounds)
+            if np.array_equal(indices, wanted):
+                return self.make_clip(canvas, times[indices], indices, span, span.start)
+            wanted = indices
+        cause = f"the file is truncated or corrupt: {len(stamps)} of {guess} frames could be read"
+        raise VideoError(self.source, f"{cause}; {FETCH_AGAIN}")
+
     def _count_out(self, wanted: np.ndarray) -> Iterator[Picture]:
         for index, (stamp, pixels) in enumerate(self.decoder.in_order(frozenset(wanted.tolist()))):
             if pixels is not None:
@@ -253,7 +305,7 @@ class VideoSource(ABC):
     def _cut(
         self, span: Span, windows: list[np.ndarray], starts: list[float], times: np.ndarray, pictures: Iterator[Picture]
     ) -> Iterator[Clip]:
-        held: dict[int, np.ndarray] = {}
+        held: dict[int, Pixels] = {}
         for window, start in zip(windows, starts, strict=True):
             held = {index: pixels for index, pixels in held.items() if index >= window[0]}
             canvas = Canvas(len(window))
@@ -276,20 +328,18 @@ class Canvas:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.frames: Any = np.empty((0, 0, 0, 3), np.uint8)
+        self.frames: Pixels = np.empty((0, 0, 0, 3), np.uint8)
 
-    def put(self, position: int, image: Any) -> None:
+    def put(self, position: int, image: Pixels) -> None:
         """Store `image` (H, W, 3), resized if it differs in size from the first."""
-        tensor = not isinstance(image, np.ndarray)
         if not len(self.frames):
             shape = (self.count, *image.shape)
-            self.frames = image.new_empty(shape) if tensor else np.empty(shape, np.uint8)
+            self.frames = np.empty(shape, np.uint8) if isinstance(image, np.ndarray) else image.new_empty(shape)
         height, width = self.frames.shape[1:3]
         if tuple(image.shape[:2]) != (height, width):
-            picture = Image.fromarray(image.cpu().numpy() if tensor else image)
-            small = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
-            image = image.new_tensor(small) if tensor else small
-        self.frames[position] = image
+            small = np.asarray(Image.fromarray(on_host(image)).resize((width, height), Image.Resampling.BICUBIC))
+            image = small if isinstance(image, np.ndarray) else image.new_tensor(small)
+        self.frames[position] = image  # pyright: ignore[reportArgumentType] (all of one kind)
 
 
 def choose_frames(
@@ -313,6 +363,18 @@ def choose_frames(
         else:
             exact.append(index)
     return keyframes, exact
+
+
+def _clock(stamps: list[int | None], table: FrameTable) -> tuple[np.ndarray, float]:
+    """Return times and duration in seconds of frames in order: by their stamps if those never fall and seldom are
+    equal, else by the frame rate."""
+    known = [stamp for stamp in stamps if stamp is not None]
+    steps = np.diff(known)
+    if len(known) == len(stamps) and (steps >= 0).all() and np.count_nonzero(steps == 0) <= len(steps) / 20:
+        times = (np.array(known, np.int64) - known[0]) / table.tick_rate
+    else:
+        times = np.arange(len(stamps)) / table.rate
+    return times, float(times[-1]) + 1 / table.rate
 
 
 def _shown(times: np.ndarray, seconds: Sequence[float]) -> np.ndarray:

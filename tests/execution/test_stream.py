@@ -19,8 +19,10 @@ from allocembed.execution.stream import Prepared, embed_jobs
 from allocembed.testing.items import text, video
 from allocembed.threads import map_ordered
 from allocembed.video import DecodeLimits, sample
+from allocembed.video.decoders.nvdec.gpu import Nvdec
 from tests.allocators.test_learned import save_policy
 from tests.clips import LONG_GROUPS, picture, write_video
+from tests.nvdec import stand_in
 
 
 @pytest.fixture(scope="module", params=["qwen2_folder", "qwen3_folder"], ids=["qwen2", "qwen3"])
@@ -87,19 +89,19 @@ def test_no_more_than_twice_the_batch_and_what_workers_hold_is_read_ahead(embeds
     if large:
         monkeypatch.setattr(stream, "SMALL", 0)
     frames = np.stack([picture(index) for index in range(4)])
-    opened, embedded, begun, done, ahead = embeds.open, stream.embed_items, [], [], []
+    opened, embedded, begun, done, ahead = embeds.open, embeds.backbone.embed, [], [], []
 
     def noted(*given, **more):
         begun.append(1)
         ahead.append(len(begun) - len(done))
         return opened(*given, **more)
 
-    def counted(backbone, items):
+    def counted(items):
         done.extend(items)
-        return embedded(backbone, items)
+        return embedded(items)
 
     monkeypatch.setattr(embeds, "open", noted)
-    monkeypatch.setattr(stream, "embed_items", counted)
+    monkeypatch.setattr(embeds.backbone, "embed", counted)
     for _ in embeds.stream([frames] * 40, batch=2, workers=3):
         time.sleep(0.02)  # a slow reader of results
     assert len(done) == 40 and 1 < max(ahead) <= 2 * 2 + 3
@@ -242,6 +244,7 @@ def test_a_gpu_gives_nearly_the_same_vectors_packed(qwen3_folder, files, workers
 )
 def test_there_are_as_many_workers_as_decoders_and_some_beside(embeds, monkeypatch, workers, jobs, together, threads):
     monkeypatch.setattr(stream, "core_count", lambda: 8)
+    monkeypatch.setattr(Nvdec, "places", 3)
     barrier, given = threading.Barrier(together, timeout=20), []
 
     def prepare(job, worker):
@@ -249,7 +252,7 @@ def test_there_are_as_many_workers_as_decoders_and_some_beside(embeds, monkeypat
         barrier.wait()
         return iter(())
 
-    outcomes = list(embed_jobs(embeds.backbone, range(jobs), prepare, workers=workers, decoders=3))
+    outcomes = list(embed_jobs(embeds.backbone, range(jobs), prepare, workers=workers, decoders=stand_in()))
     assert len(outcomes) == jobs and set(given) == {threads}
 
 

@@ -14,8 +14,9 @@ from allocembed.config import EmbedConfig
 from allocembed.files import fingerprint
 from allocembed.search import SearchError, VideoIndex, embedding, worker
 from allocembed.search.verify import verify
-from allocembed.video import VideoFile
-from allocembed.video import file as video_file
+from allocembed.video import VideoSource
+from allocembed.video.decoders import pyav
+from allocembed.video.decoders.pyav import PyAV
 from allocembed.video.packets import Demuxer
 from tests.clips import picture, write_video
 
@@ -212,7 +213,7 @@ def test_windows_are_written_with_their_video_or_not_at_all(index, folder, monke
         raise RuntimeError("a fault in the middle")
         yield
 
-    monkeypatch.setattr(VideoFile, "windows", broken)
+    monkeypatch.setattr(VideoSource, "windows", broken)
     with pytest.raises(RuntimeError, match="a fault"):
         index.add([folder])
     assert index.info()["vectors"] == 11
@@ -237,21 +238,21 @@ def test_each_video_is_opened_once_and_its_packets_are_not_listed(empty, origina
         return open_file(demuxer)
 
     monkeypatch.setattr(Demuxer, "open", count_open)
-    monkeypatch.delattr(video_file, "table_from_packets")
+    monkeypatch.delattr(pyav, "table_from_packets")
     assert empty.add([originals[0].parent]).embedded == 9
     assert opened == {str(path): 1 for path in originals}
 
 
 def test_a_file_that_is_replaced_during_the_run_does_not_get_the_vector_of_another(empty, folder, monkeypatch):
     """As when a camera rotates its files: the content is recognised early and read late."""
-    real = VideoFile.sample
+    real = VideoSource.sample
 
     def rotate(video, *given):
         if video.source.endswith("v1.mp4") and (folder / "v0.mp4").exists():
             (folder / "v0.mp4").replace(folder / "v1.mp4")
         return real(video, *given)
 
-    monkeypatch.setattr(VideoFile, "sample", rotate)
+    monkeypatch.setattr(VideoSource, "sample", rotate)
     report = empty.add([folder / "v0.mp4", folder / "v1.mp4"], readers=1)
     assert [Path(path).name for path, _ in report.failed] == ["v1.mp4"] and "replaced" in report.failed[0][1]
     monkeypatch.undo()
@@ -281,13 +282,13 @@ def test_a_path_that_had_another_file_only_while_it_was_read_is_reported_and_pic
     """The content is right before and after reading, but not in between."""
     path, away, other = folder / "v1.mp4", folder / "away", folder / "v0.mp4"
     shutil.copy2(path, folder / "copy")
-    real_open, real_sample = VideoFile.__init__, VideoFile.sample
+    real_open, real_sample = PyAV.open, VideoSource.sample
 
-    def open_another(video, source, *given, **named):
-        if Path(source).name == path.name:
+    def open_another(decoders, video):
+        if Path(video.file).name == path.name:
             path.rename(away)
             other.rename(path)
-        real_open(video, source, *given, **named)
+        return real_open(decoders, video)
 
     def sample(video, *given):
         clip = real_sample(video, *given)
@@ -296,8 +297,8 @@ def test_a_path_that_had_another_file_only_while_it_was_read_is_reported_and_pic
             (away if back else folder / "copy").rename(path)
         return clip
 
-    monkeypatch.setattr(VideoFile, "__init__", open_another)
-    monkeypatch.setattr(VideoFile, "sample", sample)
+    monkeypatch.setattr(PyAV, "open", open_another)
+    monkeypatch.setattr(VideoSource, "sample", sample)
     report = empty.add([path], readers=1)
     assert [(Path(name).name, cause) for name, cause in report.failed] == [("v1.mp4", embedding.CHANGED)]
     assert empty.info()["vectors"] == 0

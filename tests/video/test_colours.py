@@ -1,4 +1,4 @@
-"""From luma and chroma to RGB: as FFmpeg converts them, by torch's operations and by a card's kernels."""
+"""From luma and chroma to RGB: as FFmpeg converts them, by torch's operations and by a GPU's kernels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import pytest
 import torch
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from allocembed.video.decoders.colours import SHARES, Colours, Scaling, own_kernel
-from allocembed.video.decoders.filters import MIDDLE
+from allocembed.video.decoders.nvdec.colours import MIDDLE, SHARES, Colours, Scaling, own_kernel
 from tests.interpreted import run_interpreted
 
 BY_INTERPRETER = """
-from allocembed.video.decoders import colours_kernel
-from allocembed.video.decoders.colours import Scaling
+from allocembed.video.decoders.nvdec import colours_kernel
+from allocembed.video.decoders.nvdec.colours import Scaling
 from tests.video.test_colours import kinds, surface
 
 colours_kernel.BLOCK = 64
@@ -45,7 +44,7 @@ def kinds(bits: int = 8) -> list[Colours]:
 
 
 def surface(height: int, width: int, bits: int = 8) -> torch.Tensor:
-    """Noise: luma above chroma. Rows are padded, as a card delivers them."""
+    """Noise: luma above chroma. Rows are padded, as a GPU delivers them."""
     generator = torch.Generator().manual_seed(height)
     shape = (height * 3 // 2, width + 6)
     noise = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.int32)
@@ -99,7 +98,7 @@ def test_on_a_gpu_the_kernel_gives_the_same_picture(size):
     assert own_kernel(torch.device("cuda")) is not None
     for colours in kinds():
         given = surface(*size)
-        assert colours.to_rgb(on_card(given)).cpu().equal(colours.to_rgb(given))
+        assert colours.to_rgb(on_gpu(given)).cpu().equal(colours.to_rgb(given))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -110,10 +109,10 @@ def test_on_a_gpu_the_kernel_scales_to_the_same_picture(size, width, place):
         given = surface(*size, colours.bits)
         expected = colours.to_rgb(given, Scaling.of(size, width, place=place))
         scaling = Scaling.of(size, width, place=place, device=torch.device("cuda"))
-        assert colours.to_rgb(on_card(given), scaling).cpu().equal(expected)
+        assert colours.to_rgb(on_gpu(given), scaling).cpu().equal(expected)
 
 
-def on_card(given: torch.Tensor) -> torch.Tensor:
+def on_gpu(given: torch.Tensor) -> torch.Tensor:
     """The same surface there, with rows that are padded."""
     return torch.nn.functional.pad(given, (0, 6)).cuda()[:, : given.shape[1]]
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocembed.video import Seek, candidate_indices, file, is_video, open_video, probe, sample
+from allocembed.video import Seek, candidate_indices, is_video, open_video, probe, sample
+from allocembed.video.decoders import pyav
 from allocembed.video.decoders.base import FrameTable
 from allocembed.video.decoders.pyav import PyAVDecoder
 from allocembed.video.packets import Demuxer
@@ -95,13 +96,13 @@ def long_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("seek", ["exact", "keyframe"])
-def test_a_card_gives_the_same_frames(encoded: tuple[Path, np.ndarray], seek: Seek) -> None:
+def test_a_gpu_gives_the_same_frames(encoded: tuple[Path, np.ndarray], seek: Seek) -> None:
     import torch
 
-    from allocembed.video.decoders.card import Nvdec
+    from allocembed.video.decoders.nvdec.gpu import Nvdec
 
     path, everything = encoded
-    with open_video(path, hardware=Nvdec(torch.device("cpu"), library=Library())) as video:
+    with open_video(path, decoders=Nvdec(torch.device("cpu"), library=Library())) as video:
         clip = video.sample(7, seek)
     if seek == "exact":
         assert clip.indices.tolist() == np.linspace(0, 184, 7, dtype=int).tolist()
@@ -124,7 +125,7 @@ def test_keyframe_mode_decodes_exactly_where_no_keyframe_is_near_or_it_is_taken(
 def test_keyframe_choices_are_ascending_distinct_and_near(steps: list[int], marks: set[int], count: int) -> None:
     stamps = np.cumsum(steps)
     keys = np.array(sorted({0} | {mark for mark in marks if mark < len(stamps)}))
-    table = FrameTable(stamps, keys, stamps[keys], int(stamps[-1]) + 1, 1000.0)
+    table = FrameTable(stamps, keys, int(stamps[-1]) + 1, 1000.0)
     on_keyframe, exact = choose_frames(table, Part().span(table.times, table.duration, "a"), count, "keyframe")
     wanted = candidate_indices(len(table), count)
     assert len(set(on_keyframe + exact)) == len(on_keyframe + exact) == len(wanted)
@@ -138,7 +139,7 @@ def test_keyframe_choices_are_ascending_distinct_and_near(steps: list[int], mark
 def test_keyframe_mode_reads_an_mp4_index_instead_of_the_file(
     long_groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(file, "table_from_packets")
+    monkeypatch.delattr(pyav, "table_from_packets")
     assert len(sample(long_groups, 4, seek="keyframe")) == 4
     assert probe(long_groups).total == 185
 
@@ -342,7 +343,7 @@ def test_the_package_imports_without_pyav_and_says_how_to_get_it(tmp_path: Path)
         "except VideoError as error: print(error)"
     )
     command = [sys.executable, "-c", code]
-    environment = {"PYTHONPATH": str(Path(file.__file__).parents[2])}
+    environment = {"PYTHONPATH": str(Path(pyav.__file__).parents[3])}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "a.mp4: reading video needs PyAV; install it with: pip install av"
 

@@ -1,4 +1,4 @@
-"""What streams state about themselves, and those that change it on the way: a card's decoder would not notice."""
+"""What streams state about themselves, and those that change it on the way: a GPU's decoder would not notice."""
 
 import time
 from fractions import Fraction
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from allocembed.video import open_video
-from allocembed.video.decoders.bitstream import Entry, Stream
-from allocembed.video.decoders.parameters import in_packet, may_be_interlaced
+from allocembed.video.decoders.nvdec.bitstream import Entry, Stream, in_packet, may_be_interlaced
 from tests.clips import picture, write_video
-from tests.nvdec import card
+from tests.nvdec import stand_in
 from tests.video.joined import join
 
 X265 = "log-level=none:keyint=12"
@@ -36,14 +35,14 @@ def part(path: Path, start: int, *, width: int = 64, matrix: int = 5, full: bool
 
 
 def test_frames_that_change_size_take_the_first_ones(tmp_path):
-    path, gpu = tmp_path / "sizes.h264", card()
+    path, gpu = tmp_path / "sizes.h264", stand_in()
     path.write_bytes(
         b"".join(
             write_video(tmp_path / f"{width}.h264", [picture(n, width) for n in range(5)]).read_bytes()
             for width in (64, 96)
         )
     )
-    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+    with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
         found = fast.sample(10).frames
         assert found.shape == (10, 48, 64, 3) and np.array_equal(found, plain.sample(10).frames)
 
@@ -53,13 +52,13 @@ def test_frames_that_change_size_take_the_first_ones(tmp_path):
 def test_a_stream_that_changes_is_left_to_pyav_and_spoils_no_other(tmp_path, suffix, kind):
     before, after = CHANGES[kind]
     first = part(tmp_path / f"first.{suffix}", 0, **before)
-    second, both, gpu = part(tmp_path / f"second.{suffix}", 30, **after), tmp_path / f"both.{suffix}", card()
+    second, both, gpu = part(tmp_path / f"second.{suffix}", 30, **after), tmp_path / f"both.{suffix}", stand_in()
     if suffix == "mp4":
         join(first, second, both)
     else:
         both.write_bytes(first.read_bytes() + second.read_bytes())
     for path in (first, both, first):
-        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
             expected, found = plain.sample(8), fast.sample(8)
             assert expected.total == (60 if path == both else 30)
             assert np.array_equal(np.asarray(found.frames), expected.frames)
@@ -70,7 +69,7 @@ def test_a_stream_that_changes_is_left_to_pyav_and_spoils_no_other(tmp_path, suf
 @pytest.mark.parametrize(("widths", "matrices"), [((64, 96), (5, 5)), ((64, 64), (5, 1))])
 def test_a_vp9_stream_that_changes_is_left_to_pyav(tmp_path, widths, matrices, seconds):
     options = {"deadline": "realtime", "cpu-used": "8", "g": "10"}
-    path, gpu, packets = tmp_path / "a.webm", card(), []
+    path, gpu, packets = tmp_path / "a.webm", stand_in(), []
     for number, (width, matrix) in enumerate(zip(widths, matrices, strict=True)):
 
         def prepare(stream, matrix=matrix):
@@ -88,7 +87,7 @@ def test_a_vp9_stream_that_changes_is_left_to_pyav(tmp_path, widths, matrices, s
             packet.stream, packet.pts, packet.dts = stream, number * 40, number * 40
             packet.time_base = Fraction(1, 1000)
             container.mux(packet)
-    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+    with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
         assert np.array_equal(np.asarray(fast.frames_at(seconds).frames), plain.frames_at(seconds).frames)
     assert list(gpu.declined) == ["pictures that change their size, colours or references"]
 
@@ -97,17 +96,17 @@ def test_a_vp9_stream_that_changes_is_left_to_pyav(tmp_path, widths, matrices, s
 @pytest.mark.parametrize("fields", ["interlaced=1", "fake-interlaced=1"])
 @pytest.mark.parametrize("more", ["", ":cqm=jvt", ":bframes=0:cabac=0:8x8dct=0"])
 def test_streams_that_may_be_interlaced_are_left_to_pyav(tmp_path, suffix, fields, more):
-    """Their first picture need not be: a card makes other pictures of those that are."""
-    path, gpu = write_video(tmp_path / f"a.{suffix}", options={"g": "12", "x264-params": fields + more}), card()
-    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+    """Their first picture need not be: a GPU makes other pictures of those that are."""
+    path, gpu = write_video(tmp_path / f"a.{suffix}", options={"g": "12", "x264-params": fields + more}), stand_in()
+    with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
         assert np.array_equal(np.asarray(fast.sample(5).frames), plain.sample(5).frames)
     assert gpu.files == 0 and list(gpu.declined) == ["interlaced pictures"]
 
 
 @pytest.mark.parametrize("lists", ["cqm=jvt", "cqm4=16,16,16,20,16,16,20,24,16,20,24,28,20,24,28,32"])
 def test_other_parameters_of_h264_are_read_past(tmp_path, lists):
-    path, gpu = write_video(tmp_path / "a.mp4", options={"g": "12", "x264-params": lists}), card()
-    with open_video(path, hardware=gpu) as video:
+    path, gpu = write_video(tmp_path / "a.mp4", options={"g": "12", "x264-params": lists}), stand_in()
+    with open_video(path, decoders=gpu) as video:
         video.sample(5)
     assert gpu.files == 1 and not gpu.declined
 
@@ -119,8 +118,8 @@ def test_repeated_parameter_sets_change_nothing(tmp_path):
         ("c.ts", "libx265", {"x265-params": X265}),
         ("d.mkv", "libx265", {"x265-params": X265 + ":repeat-headers=1"}),
     ):
-        path, gpu = write_video(tmp_path / name, codec=codec, options=options), card()
-        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        path, gpu = write_video(tmp_path / name, codec=codec, options=options), stand_in()
+        with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
             assert np.array_equal(fast.sample(9).frames.numpy(), plain.sample(9).frames)
         assert gpu.files == 1 and not gpu.declined
 
@@ -146,7 +145,7 @@ def test_damaged_parameter_sets_are_read_in_no_time():
 
 
 def test_units_without_content_are_passed_over(tmp_path):
-    path, gpu = write_video(tmp_path / "a.h264", options={"g": "12", "bf": "0"}), card()
+    path, gpu = write_video(tmp_path / "a.h264", options={"g": "12", "bf": "0"}), stand_in()
     doubled = tmp_path / "b.ts"
     path.write_bytes(path.read_bytes().replace(b"\0\0\0\1\x67", b"\0\0\1\0\0\1\x67"))
     with av.open(str(path)) as source, av.open(str(doubled), "w") as target:
@@ -154,7 +153,7 @@ def test_units_without_content_are_passed_over(tmp_path):
         for number, packet in enumerate(each for each in source.demux(video=0) if each.size):
             packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 25)
             target.mux(packet)
-    with open_video(doubled) as plain, open_video(doubled, hardware=gpu) as fast:
+    with open_video(doubled) as plain, open_video(doubled, decoders=gpu) as fast:
         assert np.array_equal(np.asarray(fast.sample(9).frames), plain.sample(9).frames)
 
 

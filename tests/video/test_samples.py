@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from allocembed.errors import VideoError
-from allocembed.video import DecodeLimits, file, open_video
+from allocembed.video import DecodeLimits, open_video
 from allocembed.video.clip import Stopwatch
-from allocembed.video.decoders.base import FrameTable
+from allocembed.video.decoders import pyav
+from allocembed.video.decoders.base import FrameTable, VideoInput
 from allocembed.video.packets import Demuxer, table_from_packets
 from allocembed.video.samples import table_from_samples
 from tests.clips import RATE, picture, read_all, write_video
@@ -56,7 +57,7 @@ NONE = {
 @contextmanager
 def demuxing(path: Path) -> Iterator[Demuxer]:
     limits = DecodeLimits()
-    demuxer = Demuxer(path, "a file", limits, Stopwatch(limits, "a file"))
+    demuxer = Demuxer(VideoInput(path, "a file", limits, Stopwatch(limits, "a file")))
     yield demuxer
     demuxer.close()
 
@@ -216,7 +217,7 @@ def test_a_damaged_header_gives_the_same_frames_or_error_as_without_samples(
         data[draw.randrange(start, end)] ^= 1 << draw.randrange(8)
         path.write_bytes(data)
         with monkeypatch.context() as patch:
-            patch.setattr(file, "table_from_samples", lambda demuxer: used.append(table_from_samples(demuxer)))
+            patch.setattr(pyav, "table_from_samples", lambda demuxer: used.append(table_from_samples(demuxer)))
             expected = outcome()
         assert outcome() == expected
     assert sum(table is not None for table in used) > 10
@@ -266,7 +267,7 @@ def test_wrong_times_are_found_again_from_the_packets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     path = write_video(tmp_path / "a.mp4", options=GROUPS)
-    real = file.table_from_samples
+    real = pyav.table_from_samples
 
     def wrong(demuxer: Demuxer) -> FrameTable | None:
         table = real(demuxer)
@@ -274,7 +275,7 @@ def test_wrong_times_are_found_again_from_the_packets(
         table.stamps[10:] += 7
         return table
 
-    monkeypatch.setattr(file, "table_from_samples", wrong)
+    monkeypatch.setattr(pyav, "table_from_samples", wrong)
     with open_video(path) as video:
         if way == "windows":
             clips = list(video.windows(2, 5))

@@ -1,12 +1,12 @@
-"""A file goes to whoever will be done with it first: the card's decoders or the cores."""
+"""A file goes to whoever will be done with it first: the GPU's decoders or the cores."""
 
 import threading
 import time
 
 import pytest
 
-from allocembed.video.decoders import turns
-from allocembed.video.decoders.turns import Place, Turns
+from allocembed.video.decoders.nvdec import turns
+from allocembed.video.decoders.nvdec.turns import Place, Turns
 
 WORK = 1280 * 720
 
@@ -20,20 +20,20 @@ def fill(turns: Turns) -> list[Place]:
     return taken
 
 
-def occupied(places: int, card: float | None, cores: float | None) -> Turns:
+def occupied(places: int, gpu: float | None, cores: float | None) -> Turns:
     made = Turns(places)
     fill(made)
-    made.card, made.cores = (each and each / WORK for each in (card, cores))
+    made.gpu, made.cores = (each and each / WORK for each in (gpu, cores))
     return made
 
 
 @pytest.mark.parametrize(
-    ("places", "card", "cores", "waits"),
+    ("places", "gpu", "cores", "waits"),
     [(10, 1.0, 0.9, False), (10, 1.0, 1.05, False), (10, 0.1, 0.4, True), (1, 0.1, 0.15, False), (1, 0.1, 0.5, True)],
 )
-def test_a_place_is_waited_for_while_that_is_faster(places, card, cores, waits):
-    busy = occupied(places, card, cores)
-    assert busy.patience(WORK) == pytest.approx(cores * turns.FORGET - card if waits else 0.0)
+def test_a_place_is_waited_for_while_that_is_faster(places, gpu, cores, waits):
+    busy = occupied(places, gpu, cores)
+    assert busy.patience(WORK) == pytest.approx(cores * turns.FORGET - gpu if waits else 0.0)
     assert not busy.take_place(WORK)  # nobody gives a place back
 
 
@@ -45,16 +45,16 @@ def test_a_place_that_becomes_free_is_taken():
 
 def test_what_the_cores_take_is_guessed_until_it_is_known():
     made = Turns(1)
-    made.note_card(1.0, WORK, 5.0)
-    assert (made.card * WORK, made.cores * WORK) == pytest.approx((1.0, 5.0))
+    made.note_gpu(1.0, WORK, 5.0)
+    assert (made.gpu * WORK, made.cores * WORK) == pytest.approx((1.0, 5.0))
     made.note_cores(3.0, WORK)
-    made.note_card(1.0, WORK, 5.0)
+    made.note_gpu(1.0, WORK, 5.0)
     assert made.cores * WORK == pytest.approx(3.0)
     made.note_cores(4.0, WORK)
     assert made.cores * WORK == pytest.approx(3.0 + turns.RECENT)
 
 
-def test_nothing_is_given_to_the_cores_before_the_card_has_decoded_a_file(monkeypatch):
+def test_nothing_is_given_to_the_cores_before_the_gpu_has_decoded_a_file(monkeypatch):
     monkeypatch.setattr(turns, "LONGEST", 0.1)
     busy = occupied(1, None, None)
     began = time.monotonic()
@@ -93,9 +93,9 @@ def test_a_place_is_given_back_once_and_only_what_was_decoded_counts():
         place.began -= 2.0
         place.give_back(5.0 if decoded else None)
         place.give_back(5.0)
-        assert busy.card is None if not decoded else busy.card * WORK == pytest.approx(2.0, abs=0.5)
-    busy.note_card(4.0, WORK, 5.0)
-    assert busy.card * WORK == pytest.approx(2.0 + 2.0 * turns.RECENT, abs=0.5)
+        assert busy.gpu is None if not decoded else busy.gpu * WORK == pytest.approx(2.0, abs=0.5)
+    busy.note_gpu(4.0, WORK, 5.0)
+    assert busy.gpu * WORK == pytest.approx(2.0 + 2.0 * turns.RECENT, abs=0.5)
 
 
 def test_larger_pictures_are_expected_to_take_longer():
@@ -112,7 +112,7 @@ def test_half_of_the_free_places_are_beside_that_of_a_file():
     second = made.take_place(WORK)
     assert second and second.beside == 0
     first[0].give_back(5.0)
-    assert made.card is None  # a file that was decoded in several places does not tell how long it takes in one
+    assert made.gpu is None  # a file that was decoded in several places does not tell how long it takes in one
     assert [made.take_place(WORK).beside for _ in range(2)] == [1, 0]
 
 

@@ -119,8 +119,8 @@ class IndexStore(ABC):
         """An address in the form in which it is kept. Raise ConfigError or SearchError for an impossible one."""
         return uri
 
-    @classmethod
-    def check_installed(cls, uri: str) -> None:  # noqa: B027 (some are found missing when they are imported)
+    @classmethod  # noqa: B027 (some packages are found missing when they are imported)
+    def check_installed(cls, uri: str) -> None:
         """Raise MissingDependency if a package is missing that an index at this address needs."""
 
     @classmethod

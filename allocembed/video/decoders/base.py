@@ -1,37 +1,47 @@
-"""The interface of a decoder: pictures by their index in a `FrameTable`, or all pictures in order."""
+"""The seam of decoders: the file they are given, the table of frames they find, and the pictures they give.
+
+A name of `allocembed.decoders` stands for a subclass of `Decoders`, made once for a device and shared by all threads.
+It opens a `Decoder` for each file. A decoder gets a path or an open file, and gives back values: tables, numbers and
+pixels. How it takes a file apart, in which process or on which device, is its own affair. `allocembed.testing.decoders`
+checks both classes.
+"""
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-Picture = tuple[int, int, np.ndarray]
-"""Frame number, presentation time in ticks, and (H, W, 3) uint8 RGB, upright, square pixels. A decoder on a GPU gives a
-tensor there."""
+from allocembed.video.clip import DecodeLimits, Pixels, Stopwatch
 
+if TYPE_CHECKING:
+    from allocembed.remote.ranged import HollowFile, RangedFile
 
-class CannotDecodeHere(Exception):  # noqa: N818 (caught inside the package)
-    """This hardware cannot decode this file; the text says why."""
-
-
-class HardwareError(Exception):
-    """The library of the hardware has failed; the text is the name of its own error."""
-
-    @classmethod
-    @contextmanager
-    def wrapped(cls) -> Iterator[None]:
-        """Raise this instead of any error inside, which only calls the library. Errors of ours stay what they are."""
-        try:
-            yield
-        except Exception as error:  # of many kinds
-            raise cls(type(error).__name__) from error
+Picture: TypeAlias = tuple[int, int, Pixels]
+"""Frame number, presentation time in ticks, and (H, W, 3) uint8 RGB, upright, with square pixels."""
 
 
 class TableMismatch(Exception):  # noqa: N818 (caught inside the package)
     """The decoder's frames contradict the frame table."""
+
+
+@dataclass(frozen=True, eq=False)
+class VideoInput:
+    """A file to decode, and what that may cost."""
+
+    file: Path | RangedFile | HollowFile
+    """A local path, or a file object for what is elsewhere."""
+    name: str
+    """What errors call it."""
+    limits: DecodeLimits
+    stopwatch: Stopwatch
+    """To be checked in every loop that a file can make long."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,26 +63,35 @@ class SampleLayout:
 
 @dataclass(frozen=True, eq=False)
 class FrameTable:
-    """Every shown frame of a stream, in presentation order."""
+    """Every shown frame of a source, in presentation order. The first four fields are enough for most decoders."""
 
     stamps: np.ndarray
     """(N,) int64 ascending ticks: presentation times, or decode times where `by` is "dts"."""
     keys: np.ndarray
     """(K,) int64 indices of the keyframes. By "dts" a keyframe is counted before the frames of an open group of
     pictures that follow it in the file but are shown before it."""
-    entries: np.ndarray
-    """(E,) int64 ascending: stamps of all keyframes, including those that an edit list hides: decoding starts there."""
     end: int
     """The tick at which the last frame ends."""
     tick_rate: float
     """Ticks per second."""
-    by: Literal["pts", "dts"] = "pts"
-    seek_offset: int = 0
-    """Added to a stamp, gives the container's seek target: a presentation time, even where `by` is "dts"."""
+    rate: float = 25.0
+    """Frames per second on average: the clock of frames whose stamps are unusable."""
     trusted: bool = True
     """Whether frames can be found by these stamps; if not, only decoding from the start identifies a frame."""
+    counted: bool = True
+    """Whether the number of frames is certain. It is not where packets are counted that may hold one field or two."""
+    by: Literal["pts", "dts"] = "pts"
+    entries: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """(E,) int64 ascending stamps at which decoding can start: those of all keyframes, by default, and of those that an
+    edit list hides."""
+    seek_offset: int = 0
+    """Added to a stamp, gives the container's seek target: a presentation time, even where `by` is "dts"."""
     layout: SampleLayout | None = None
     """Where the frames are in the file, if that is known."""
+
+    def __post_init__(self) -> None:
+        if not len(self.entries):
+            object.__setattr__(self, "entries", self.stamps[self.keys])
 
     def __len__(self) -> int:
         return len(self.stamps)
@@ -98,14 +117,19 @@ class FrameTable:
 
 
 class Decoder(ABC):
-    """Decodes the frames of one source."""
+    """Decodes one source, for one thread. What is wrong with the source is a VideoError that says what to do."""
 
-    def close(self) -> None:  # noqa: B027 (most have nothing to release)
-        """Release what belongs to this source."""
+    @abstractmethod
+    def find_frames(self) -> FrameTable:
+        """The table of all frames. A truncated file is an error, never a shorter table."""
 
-    def lane(self) -> AbstractContextManager[Any]:
-        """Where pictures are decoded and copied to their clip. Leaving it waits until the clip is complete."""
-        return nullcontext()
+    def find_frames_again(self) -> FrameTable | None:
+        """A table from a safer way, where decoding contradicts the first one; None if there is no other way."""
+        return None
+
+    def find_keyframes(self) -> FrameTable | None:
+        """A table that costs less than `find_frames` and is good enough for keyframes; None if there is none."""
+        return None
 
     @abstractmethod
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
@@ -116,13 +140,60 @@ class Decoder(ABC):
         """
 
     @abstractmethod
-    def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, np.ndarray | None]]:
+    def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, Pixels | None]]:
         """Decode all frames from the start; yield each one's stamp, if it has one, and the pixels of `wanted`."""
 
+    def lane(self) -> AbstractContextManager[Any]:
+        """Where pictures are decoded and copied to their clip. Leaving it waits until the clip is complete."""
+        return nullcontext()
 
-class Hardware(Protocol):
-    """Decoders outside of the CPU."""
+    def close(self) -> None:  # noqa: B027 (some have nothing to release)
+        """Release what belongs to this source."""
 
-    def open(self, demuxer: Any) -> Decoder:
-        """A decoder for what a `Demuxer` reads."""
-        ...
+
+class Decoders(ABC):
+    """Decoders of one kind, for all threads: what a name of `allocembed.decoders` stands for."""
+
+    places = 0
+    """Files that are decoded at the same time beside the cores, as by a GPU. So many more threads read files."""
+
+    @classmethod
+    def find(cls, device: str | None, *, named: bool) -> Self | None:
+        """The decoders for pictures that a model on `device` will see; for main memory if it is None.
+
+        None leaves the files to PyAV. If users have `named` this kind, raise ConfigError or MissingDependency where it
+        cannot be used; else `auto` asks whether it is the better one.
+        """
+        return cls() if named else None
+
+    @abstractmethod
+    def open(self, video: VideoInput) -> Decoder:
+        """A decoder for a file."""
+
+    def readers(self, cores: int) -> int:
+        """Threads that read files while a GPU embeds them."""
+        return cores
+
+    def tally(self) -> Tally | None:
+        """Who has decoded how many files so far; None where there is nothing to tell."""
+        return None
+
+
+class Tally(NamedTuple):
+    """How many files a GPU has decoded, and how many PyAV, by reason.
+
+    >>> print(Tally(3, Counter(VP8=2, gif=1)).since(Tally(2, Counter(VP8=2))))
+    the GPU decoded 1 file, PyAV 1 (gif)
+    """
+
+    files: int
+    declined: Counter[str]
+
+    def since(self, before: Tally) -> Tally:
+        """What was added to an earlier one."""
+        return Tally(self.files - before.files, self.declined - before.declined)
+
+    def __str__(self) -> str:
+        others = sum(self.declined.values())
+        reasons = f" ({', '.join(self.declined)})" if others else ""
+        return f"the GPU decoded {self.files} file{'s' * (self.files != 1)}, PyAV {others}{reasons}"

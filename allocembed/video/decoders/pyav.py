@@ -6,16 +6,19 @@ Not supported: tone mapping (HDR keeps its curve; only range and matrix are conv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from allocembed.errors import VideoError
-from allocembed.video.clip import DecodeLimits
-from allocembed.video.decoders.base import Decoder, FrameTable, Picture, TableMismatch
+from allocembed.video.clip import FETCH_AGAIN, DecodeLimits
+from allocembed.video.decoders.base import Decoder, Decoders, FrameTable, Picture, TableMismatch, VideoInput
 from allocembed.video.images import over_white
-from allocembed.video.packets import FETCH_AGAIN, Demuxer
+from allocembed.video.packets import Demuxer, table_from_header, table_from_index, table_from_packets
+from allocembed.video.samples import table_from_samples
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -30,8 +33,15 @@ BT601 = 5
 FULL_RANGE = 2
 
 
+class PyAV(Decoders):
+    """FFmpeg's decoders on the cores. They read every file that ours read."""
+
+    def open(self, video: VideoInput) -> PyAVDecoder:
+        return PyAVDecoder(Demuxer(video))
+
+
 class PyAVDecoder(Decoder):
-    """Decodes what a `Demuxer` reads."""
+    """Decodes what a `Demuxer` reads. Its table comes from the file's header, or from the packets where that is odd."""
 
     def __init__(self, demuxer: Demuxer) -> None:
         self.demuxer = demuxer
@@ -39,9 +49,49 @@ class PyAVDecoder(Decoder):
         # One converter for all frames: each keeps megabytes of state.
         self.converter = demuxer.av.video.reformatter.VideoReformatter()
 
+    def close(self) -> None:
+        self.demuxer.close()
+
+    def find_frames(self) -> FrameTable:
+        table = table_from_header(self.demuxer) or self._samples or self._list_packets()
+        stream = self.demuxer.stream
+        rate = float(stream.average_rate or stream.guessed_rate or table.rate)
+        return replace(table, rate=rate, counted=self.demuxer.packet_per_frame)
+
+    def find_frames_again(self) -> FrameTable | None:
+        if self._samples is None:
+            return None
+        self._samples = self._index = None  # both are the header's
+        return self.find_frames()
+
+    def find_keyframes(self) -> FrameTable | None:
+        return self._index
+
+    def _list_packets(self) -> FrameTable:
+        demuxer = self.demuxer
+        if not demuxer.at_start and self._index:  # sampled by the index already: go back without opening it again
+            return table_from_packets(demuxer, demuxer.packets_from(self._index, int(self._index.stamps[0])))
+        if not demuxer.at_start:
+            demuxer.open()
+        return table_from_packets(demuxer, demuxer.packets())
+
+    @cached_property
+    def _samples(self) -> FrameTable | None:
+        return table_from_samples(self.demuxer)
+
+    @cached_property
+    def _index(self) -> FrameTable | None:
+        return table_from_index(self.demuxer) if self._samples is None else None
+
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
-        for index, frame in chain(self._decode_keyframes(table, keyframes), self._decode_exactly(table, exact)):
-            yield index, frame.pts or 0, self.to_rgb(frame)
+        try:
+            finder = FrameFinder(self.demuxer, self)
+            for index, frame in chain(finder.keyframes(table, keyframes), finder.exactly(table, exact)):
+                yield index, frame.pts or 0, self.to_rgb(frame)
+        except TableMismatch:
+            if table is self._index:
+                self._index = None
+            raise
 
     def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, np.ndarray | None]]:
         self.demuxer.open()
@@ -67,6 +117,14 @@ class PyAVDecoder(Decoder):
         with self.demuxer.failures("cannot decode a frame, the file is truncated or corrupt", remedy):
             return context.decode(packet)
 
+    def decode_alone(self, keyframes: Sequence[Sequence[Packet]]) -> Iterator[Any]:
+        """Decode keyframes, given by their packets."""
+        for packet in (*chain.from_iterable(keyframes), None):
+            yield from self.decode(packet)
+
+    def restart(self) -> None:
+        """Forget what was decoded before a seek. PyAV does so by itself."""
+
     def _can_spare_frames(self) -> bool:
         """Whether frames that no other refers to may be skipped and the output can still be identified, which needs
         one frame per packet. In HEVC with temporal layers the mark is valid only within its own layer."""
@@ -75,91 +133,6 @@ class PyAVDecoder(Decoder):
             return False
         record = context.extradata or b""  # for HEVC its 22nd byte holds the number of layers
         return context.name != "hevc" or (len(record) > 21 and record[21] >> 3 & 7 == 1)
-
-    def _fetch_keyframe(self, table: FrameTable, key: int) -> tuple[int, int, list[Packet]]:
-        """Return the frame number and the stamp of a keyframe, and its packets, not decoded yet."""
-        packets = self.demuxer.packets_from(table, int(table.stamps[key]))
-        first = next(packets, None)
-        if first is None or first.pts is None:
-            raise TableMismatch
-        stamp = first.pts
-        # Without one frame per packet, the keyframe's second field may be a packet of its own.
-        second = None if self.demuxer.packet_per_frame else next(packets, None)
-        leading = 0
-        if table.by == "dts":
-            # The first frames of an open group follow the keyframe in the file and precede it on the screen.
-            earlier = takewhile(lambda each: each.size and each.pts is not None and each.pts < stamp, packets)
-            leading = sum(1 for _ in earlier)
-        return key + leading, stamp, [packet for packet in (first, second) if packet and packet.size]
-
-    def first_picture(self, table: FrameTable) -> VideoFrame | None:
-        """A frame as FFmpeg decodes it, which says how all frames are to be shown: the first keyframe, or where all
-        keyframes are hidden, which FFmpeg does not give out, the first frame after one."""
-        if len(table.keys):
-            return next((frame for _, frame in self._decode_keyframes(table, [int(table.keys[0])])), None)
-        packets = self.demuxer.packets_from(table, int(table.entries[0])) if len(table.entries) else iter(())
-        return next((frame for packet in packets for frame in self.decode(packet)), None)
-
-    def restart(self) -> None:
-        """Forget what was decoded before a seek. PyAV does so by itself."""
-
-    def decode_alone(self, keyframes: Sequence[Sequence[Packet]]) -> Iterator[Any]:
-        """Decode keyframes, given by their packets."""
-        for packet in (*chain.from_iterable(keyframes), None):
-            yield from self.decode(packet)
-
-    def _decode_keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
-        """Decode keyframes with nothing between them. They need no other frame, so threads decode in parallel.
-
-        Those of open groups are not all given so, and are then decoded one by one.
-        """
-        if not keys:
-            return
-        fetched = [self._fetch_keyframe(table, key) for key in keys]
-        due = {stamp: index for index, stamp, _ in fetched}
-        for frame in self.decode_alone([packets for _, _, packets in fetched]):
-            if frame.pts is not None and frame.pts in due:
-                yield due.pop(frame.pts), frame
-        for key in [key for key, (_, stamp, _) in zip(keys, fetched, strict=True) if stamp in due]:
-            index, stamp, packets = self._fetch_keyframe(table, key)  # a seek also empties the decoder
-            for frame in self.decode_alone([packets]):
-                if frame.pts == stamp and due.pop(stamp, None) is not None:
-                    yield index, frame
-        if due:
-            raise TableMismatch
-
-    def _decode_exactly(self, table: FrameTable, wanted: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
-        """Decode forward from the keyframe before each wanted frame; where that is near, continue without a seek.
-
-        Every frame on the way is compared with the table, so none can be taken for another.
-        """
-        kept = frozenset(table.stamps[list(wanted)].tolist())
-        frames: Iterator[VideoFrame] = iter(())
-        following = -SEEK_COST - 1  # the first frame that the decoder may give next
-        for index in wanted:
-            entry, first = table.entry_before(index)
-            if first > following + SEEK_COST:
-                frames = self._decode_from(table, entry, kept)
-                following = first
-            for frame in frames:
-                if frame.pts is not None and frame.pts < table.stamps[following]:
-                    continue  # of an open group: shown before the keyframe, and broken without the group before it
-                place = following
-                if self.spares and frame.pts is not None:
-                    place = int(np.searchsorted(table.stamps, frame.pts))
-                if place > index or frame.pts != table.stamps[place]:
-                    raise TableMismatch
-                following = place + 1
-                if place == index:
-                    yield index, frame
-                    break
-            else:
-                raise TableMismatch
-
-    def _decode_from(self, table: FrameTable, entry: int, kept: frozenset[int]) -> Iterator[VideoFrame]:
-        self.restart()
-        for packet in self.demuxer.packets_from(table, entry):
-            yield from self.decode(packet, wanted=packet.pts is None or packet.pts in kept)
 
     def to_rgb(self, frame: VideoFrame) -> np.ndarray:
         """Convert a decoded frame to an upright (H, W, 3) uint8 RGB array with square pixels."""
@@ -170,7 +143,7 @@ class PyAVDecoder(Decoder):
         return _upright(self.convert(frame), frame)
 
     def convert(self, frame: VideoFrame, threads: int = 0) -> np.ndarray:
-        """The same, as it was coded: not turned. 0 threads are one per core."""
+        """Convert a decoded frame to RGB with square pixels, not turned. 0 threads are one per core."""
         demuxer, width = self.demuxer, shown_width(self.demuxer, frame)
         opaque = not any(component.is_alpha for component in frame.format.components)
         matrix = MATRICES.get(frame.colorspace, BT601)
@@ -193,6 +166,109 @@ class PyAVDecoder(Decoder):
             return method.BILINEAR  # FFmpeg's own default, and its fast path
         # The fast path turns 10-bit white into 253.
         return method.BICUBIC | method.ACCURATE_RND | method.FULL_CHR_H_INT
+
+
+class PacketCodec(Protocol):
+    """Makes frames of packets: FFmpeg's codec, or a GPU's. A frame is any object with its time as `pts`."""
+
+    spares: bool
+    """Whether it may skip frames that no other frame refers to."""
+
+    def decode(self, packet: Packet | None, *, wanted: bool = True) -> list[Any]:
+        """The frames that are complete after a packet; None drains the codec."""
+        ...
+
+    def decode_alone(self, keyframes: Sequence[Sequence[Packet]]) -> Iterator[Any]:
+        """Decode keyframes, given by their packets."""
+        ...
+
+    def restart(self) -> None:
+        """Forget what was decoded before a seek."""
+        ...
+
+
+class FrameFinder:
+    """Finds frames of a table in what a codec makes of the packets, and proves that they are the right ones."""
+
+    def __init__(self, demuxer: Demuxer, codec: PacketCodec) -> None:
+        self.demuxer, self.codec = demuxer, codec
+
+    def keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """Decode keyframes with nothing between them. They need no other frame, so threads decode in parallel.
+
+        Those of open groups are not all given so, and are then decoded one by one.
+        """
+        if not keys:
+            return
+        fetched = [self._fetch_keyframe(table, key) for key in keys]
+        due = {stamp: index for index, stamp, _ in fetched}
+        for frame in self.codec.decode_alone([packets for _, _, packets in fetched]):
+            if frame.pts is not None and frame.pts in due:
+                yield due.pop(frame.pts), frame
+        for key in [key for key, (_, stamp, _) in zip(keys, fetched, strict=True) if stamp in due]:
+            index, stamp, packets = self._fetch_keyframe(table, key)  # a seek also empties the decoder
+            for frame in self.codec.decode_alone([packets]):
+                if frame.pts == stamp and due.pop(stamp, None) is not None:
+                    yield index, frame
+        if due:
+            raise TableMismatch
+
+    def exactly(self, table: FrameTable, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """Decode forward from the keyframe before each wanted frame; where that is near, continue without a seek.
+
+        Every frame on the way is compared with the table, so none can be taken for another.
+        """
+        kept = frozenset(table.stamps[list(wanted)].tolist())
+        frames: Iterator[Any] = iter(())
+        following = -SEEK_COST - 1  # the first frame that the decoder may give next
+        for index in wanted:
+            entry, first = table.entry_before(index)
+            if first > following + SEEK_COST:
+                frames = self._decode_from(table, entry, kept)
+                following = first
+            for frame in frames:
+                if frame.pts is not None and frame.pts < table.stamps[following]:
+                    continue  # of an open group: shown before the keyframe, and broken without the group before it
+                place = following
+                if self.codec.spares and frame.pts is not None:
+                    place = int(np.searchsorted(table.stamps, frame.pts))
+                if place > index or frame.pts != table.stamps[place]:
+                    raise TableMismatch
+                following = place + 1
+                if place == index:
+                    yield index, frame
+                    break
+            else:
+                raise TableMismatch
+
+    def _decode_from(self, table: FrameTable, entry: int, kept: frozenset[int]) -> Iterator[Any]:
+        self.codec.restart()
+        for packet in self.demuxer.packets_from(table, entry):
+            yield from self.codec.decode(packet, wanted=packet.pts is None or packet.pts in kept)
+
+    def first(self, table: FrameTable) -> Any:
+        """A frame as FFmpeg decodes it, which says how all frames are to be shown: the first keyframe, or where all
+        keyframes are hidden, which FFmpeg does not give out, the first frame after one."""
+        if len(table.keys):
+            return next((frame for _, frame in self.keyframes(table, [int(table.keys[0])])), None)
+        packets = self.demuxer.packets_from(table, int(table.entries[0])) if len(table.entries) else iter(())
+        return next((frame for packet in packets for frame in self.codec.decode(packet)), None)
+
+    def _fetch_keyframe(self, table: FrameTable, key: int) -> tuple[int, int, list[Packet]]:
+        """Return the frame number and the stamp of a keyframe, and its packets, not decoded yet."""
+        packets = self.demuxer.packets_from(table, int(table.stamps[key]))
+        first = next(packets, None)
+        if first is None or first.pts is None:
+            raise TableMismatch
+        stamp = first.pts
+        # Without one frame per packet, the keyframe's second field may be a packet of its own.
+        second = None if self.demuxer.packet_per_frame else next(packets, None)
+        leading = 0
+        if table.by == "dts":
+            # The first frames of an open group follow the keyframe in the file and precede it on the screen.
+            earlier = takewhile(lambda each: each.size and each.pts is not None and each.pts < stamp, packets)
+            leading = sum(1 for _ in earlier)
+        return key + leading, stamp, [packet for packet in (first, second) if packet and packet.size]
 
 
 def shown_width(demuxer: Demuxer, frame: VideoFrame) -> int:

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from allocembed.video.decoders.base import CannotDecodeHere, FrameTable, SampleLayout, TableMismatch
-from allocembed.video.decoders.bitstream import Entry, Stream
-from allocembed.video.decoders.display import Display
+from allocembed.video.decoders.base import FrameTable, SampleLayout, TableMismatch
+from allocembed.video.decoders.nvdec import CannotDecodeHere
+from allocembed.video.decoders.nvdec.bitstream import Entry, Stream
+from allocembed.video.decoders.nvdec.display import Display
+from allocembed.video.decoders.nvdec.sessions import Session, Slot, Surface
 from allocembed.video.decoders.pyav import SEEK_COST
-from allocembed.video.decoders.sessions import Session, Slot, Surface
 
 READ = 1 << 22  # bytes to read at once, unless one picture has more
 TOGETHER, TOGETHER_BYTES = 32, 1 << 25  # pictures to decode in one call, and their bytes: the library holds them all
@@ -217,7 +218,7 @@ class GroupDecoder:
         yield from self.order.finish(self.session.drain())
 
     def decode_whole(self, table: FrameTable, group: Group) -> list[tuple[int, Surface]] | None:
-        """All wanted frames of a group, complete on the card; None if decoding cannot start with it."""
+        """All wanted frames of a group, complete on the GPU; None if decoding cannot start with it."""
         with self.slot.lane():
             self.start()
             try:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from allocembed.video.decoders.colours import Colours, Scaling
+    from allocembed.video.decoders.nvdec.colours import Colours, Scaling
 
 BLOCK = 512  # pixels of a row that a program makes
 # Otherwise a kernel would be built again for values that are divisible by 16, or 1.

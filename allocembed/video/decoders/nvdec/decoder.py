@@ -1,8 +1,8 @@
-"""Decode one file on the decoders of an NVIDIA card. Frames stay on the card.
+"""Decode one file on the decoders of a GPU.
 
 Frame tables are those of PyAV's path, and pictures are checked against them, so exact means the same frames. Of a local
-MP4, `groups` reads many pictures at once; other packets come from our own `Demuxer`. What the card cannot decode, PyAV
-decodes: the file as a whole, or what is left of it after an error. A damaged picture is concealed by the card, where
+MP4, `groups` reads many pictures at once; other packets come from our own `Demuxer`. What the GPU cannot decode, PyAV
+decodes: the file as a whole, or what is left of it after an error. A damaged picture is concealed by the GPU, where
 PyAV would report it.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -22,26 +22,21 @@ import numpy as np
 import torch
 
 from allocembed.threads import map_ordered
-from allocembed.video.decoders.base import (
-    CannotDecodeHere,
-    FrameTable,
-    HardwareError,
-    Picture,
-    SampleLayout,
-    TableMismatch,
-)
-from allocembed.video.decoders.bitstream import Stream, describe
-from allocembed.video.decoders.display import Display, check_format, find_display
-from allocembed.video.decoders.groups import Group, GroupDecoder, GroupReader, OpenGroup, plan
-from allocembed.video.decoders.pyav import PyAVDecoder
-from allocembed.video.decoders.sessions import Session, Slot, Surface
-from allocembed.video.decoders.turns import Place
+from allocembed.video.clip import Pixels, on_host
+from allocembed.video.decoders.base import FrameTable, Picture, SampleLayout, TableMismatch
+from allocembed.video.decoders.nvdec import CannotDecodeHere, HardwareError
+from allocembed.video.decoders.nvdec.bitstream import Stream, describe
+from allocembed.video.decoders.nvdec.display import Display, check_format, find_display
+from allocembed.video.decoders.nvdec.gpu import BesidePyAV
+from allocembed.video.decoders.nvdec.groups import Group, GroupDecoder, GroupReader, OpenGroup, plan
+from allocembed.video.decoders.nvdec.sessions import Session, Slot, Surface
+from allocembed.video.decoders.nvdec.turns import Place
+from allocembed.video.decoders.pyav import FrameFinder, PyAVDecoder
 
 if TYPE_CHECKING:
     from av.packet import Packet
 
-    from allocembed.video.decoders.card import Nvdec
-    from allocembed.video.packets import Demuxer
+    from allocembed.video.decoders.nvdec.gpu import Nvdec
 
 OTHERS = 0.5  # what FFmpeg takes for a picture beside other work, relative to the first keyframe (H.264, 720p)
 WAITING_BYTES = 1 << 29  # of pictures of one file, decoded in several sessions, that wait for earlier ones
@@ -49,13 +44,14 @@ PACKETS = 64  # in which pictures are shown in another order than they are decod
 logger = logging.getLogger("allocembed")
 
 
-class NvdecDecoder(PyAVDecoder):
-    """Decodes one file on the card, and with PyAV what the card cannot."""
+class NvdecDecoder(BesidePyAV):
+    """Decodes one file on the GPU, and with PyAV what the GPU cannot."""
 
-    def __init__(self, card: Nvdec, slot: Slot, demuxer: Demuxer, place: Place | None) -> None:
-        super().__init__(demuxer)
-        demuxer.stream.codec_context.thread_count = 1  # FFmpeg decodes a single picture, unless it has to take over
-        self.card, self.slot, self.fallback = card, slot, PyAVDecoder(demuxer)
+    def __init__(self, gpu: Nvdec, slot: Slot, pyav: PyAVDecoder, place: Place | None) -> None:
+        super().__init__(pyav)
+        # FFmpeg decodes a single picture, unless it has to take over.
+        self.demuxer.stream.codec_context.thread_count = 1
+        self.gpu, self.slot, self.spares = gpu, slot, pyav.spares
         self._unable = ""
         self._display: Display | None = None
         self._session: Session | None = None
@@ -65,7 +61,7 @@ class NvdecDecoder(PyAVDecoder):
         self._running: Generator[Picture, None, None] | None = None
         self._closed = self._counted = self._took_over = self._in_order = False
         self._place = place
-        self._guess: float | None = None  # seconds that the cores would have taken, if the card has decoded the file
+        self._guess: float | None = None  # seconds that the cores would have taken, if the GPU has decoded the file
         self._keyframe_seconds, self._before = 0.0, 0
 
     def close(self) -> None:
@@ -79,13 +75,15 @@ class NvdecDecoder(PyAVDecoder):
                     self._session.end()
             finally:
                 self._session = None
-                self.card.keep(self.slot)
+                self.gpu.keep(self.slot)
                 self._give_place_back()
+                super().close()
 
     def lane(self) -> AbstractContextManager[Any]:
         return self.slot.lane()
 
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
+        self.demuxer.check_open()
         self._stop()
         self._running = self._pictures(table, exact, keyframes)
         return self._running
@@ -107,7 +105,10 @@ class NvdecDecoder(PyAVDecoder):
                     self._check_order(table)
                 if self._place is not None and (not exact or self._layout(table) is None):
                     self._place.use_beside(0)
-                for index, stamp, pixels in super().pictures(table, exact, keyframes):
+                finder = FrameFinder(self.demuxer, self)
+                found = chain(self._keyframes(finder, table, keyframes), self._exactly(finder, table, exact))
+                for index, frame in found:
+                    stamp, pixels = frame.pts or 0, self.to_rgb(frame)
                     for waiting in (left, left_keys):
                         if table.by == "pts" and index in waiting:
                             waiting.remove(index)
@@ -130,14 +131,14 @@ class NvdecDecoder(PyAVDecoder):
             self._session = None
         self._count(self._unable)
         self._take_over()
-        for index, stamp, pixels in self.fallback.pictures(table, left, left_keys):
+        for index, stamp, pixels in self.pyav.pictures(table, left, left_keys):
             yield index, stamp, self._send(pixels)
 
-    def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, np.ndarray | None]]:
+    def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, Pixels | None]]:
         self._count("no usable times")
         self._took_over = True  # what follows opens the file again
         self._give_place_back()
-        for stamp, pixels in self.fallback.in_order(wanted):
+        for stamp, pixels in self.pyav.in_order(wanted):
             yield stamp, None if pixels is None else self._send(pixels)
 
     def decode(self, packet: Packet | None, *, wanted: bool = True) -> list[Any]:
@@ -154,26 +155,26 @@ class NvdecDecoder(PyAVDecoder):
 
     def decode_alone(self, keyframes: Sequence[Sequence[Packet]]) -> Iterator[Any]:
         for packets in keyframes:
-            self.restart()  # or the card would fill what it takes for a gap between two of them
+            self.restart()  # or the GPU would fill what it takes for a gap between two of them
             for packet in (*packets, None):
                 yield from self.decode(packet)
 
-    def _decode_exactly(self, table: FrameTable, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    def _exactly(self, finder: FrameFinder, table: FrameTable, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
         if (layout := self._layout(table)) is None:
-            yield from super()._decode_exactly(table, wanted)
+            yield from finder.exactly(table, wanted)
         else:
             groups = deque(plan(table, layout, wanted))
             if slots := self._borrow(groups):
                 yield from self._decode_side_by_side(table, groups, slots)
-            yield from self._decode_groups(table, groups, super()._decode_exactly)
+            yield from self._decode_groups(table, groups, finder.exactly)
 
-    def _decode_keyframes(self, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    def _keyframes(self, finder: FrameFinder, table: FrameTable, keys: Sequence[int]) -> Iterator[tuple[int, Any]]:
         if (layout := self._layout(table)) is None:
-            yield from super()._decode_keyframes(table, keys)
+            yield from finder.keyframes(table, keys)
         else:
             samples = layout.find(table.stamps[list(keys)]).tolist()
             groups = [Group(sample, sample, [key]) for key, sample in zip(keys, samples, strict=True)]
-            yield from self._decode_groups(table, deque(groups), super()._decode_keyframes)
+            yield from self._decode_groups(table, deque(groups), finder.keyframes)
 
     def _layout(self, table: FrameTable) -> SampleLayout | None:
         """Where the pictures are, if they can be read from the file without PyAV."""
@@ -223,10 +224,10 @@ class NvdecDecoder(PyAVDecoder):
             largest = max(len(group.wanted) for group in groups) * self._display.rgb_bytes
             most = min(len(groups), WAITING_BYTES // largest) - 1
             self._place.turns.widen(self._place)
-        slots = self.card.lend(self._key, max(0, min(most, self._place.beside)))
+        slots = self.gpu.lend(self._key, max(0, min(most, self._place.beside)))
         used = self._place.use_beside(len(slots))
         for slot in slots[used:]:  # another file took the place meanwhile
-            self.card.keep(slot)
+            self.gpu.keep(slot)
         return slots[:used]
 
     def _decode_side_by_side(
@@ -267,7 +268,7 @@ class NvdecDecoder(PyAVDecoder):
             for decoder in others:
                 decoder.close()
             for slot in slots:
-                self.card.keep(slot)
+                self.gpu.keep(slot)
             if self._place is not None:
                 self._place.use_beside(0)
 
@@ -296,23 +297,23 @@ class NvdecDecoder(PyAVDecoder):
                 raise CannotDecodeHere(self.demuxer.stream.codec_context.name)
         if self._display is None:
             began = time.monotonic()
-            frame = self.fallback.first_picture(table)
+            frame = FrameFinder(self.demuxer, self.pyav).first(table)
             self._keyframe_seconds = time.monotonic() - began
             if frame is None:
                 raise TableMismatch
-            self.card.check(self._stream, check_format(frame), (frame.height, frame.width))
-            self._display = find_display(self.fallback, frame, self.card.device)
+            self.gpu.check(self._stream, check_format(frame), (frame.height, frame.width))
+            self._display = find_display(self.pyav, frame, self.gpu.device)
         if not self._stream.is_set_up:
             stamp = table.stamps[table.keys[0]] if len(table.keys) else table.entries[0]
             for packet in islice(self.demuxer.packets_from(table, int(stamp)), 1):
                 self._stream.set_up(packet)
         display = self._display
-        self._key, self._session = self.card.session(self.slot, self._stream, display.colours.bits, display.size)
+        self._key, self._session = self.slot.session(self.gpu.library, self._stream, display.colours.bits, display.size)
         self._before = self._session.pictures
 
     def _check_order(self, table: FrameTable) -> None:
         """Raise TableMismatch if the times of a file may not be in the order of its pictures, as where a muxer has
-        written times of decoding: the card would not notice, since it gives times back in ascending order."""
+        written times of decoding: the GPU would not notice, since it gives times back in ascending order."""
         if self._in_order or not self.demuxer.stream.codec_context.has_b_frames:
             return
         if table.layout is not None:
@@ -335,10 +336,10 @@ class NvdecDecoder(PyAVDecoder):
         if self._place is not None:
             self._place.give_back(self._guess)
 
-    def _send(self, pixels: np.ndarray) -> Any:
-        return torch.from_numpy(np.ascontiguousarray(pixels)).to(self.card.device)
+    def _send(self, pixels: Pixels) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(on_host(pixels))).to(self.gpu.device)
 
     def _count(self, reason: str | None) -> None:
         if not self._counted:
             self._counted = True
-            self.card.count(reason)
+            self.gpu.count(reason)

@@ -1,4 +1,4 @@
-"""Decoding on a real card. Without one, or without its library, these tests are skipped."""
+"""Decoding on a real GPU. Without one, or without its library, these tests are skipped."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +14,8 @@ from allocembed import AllocEmbed
 from allocembed.errors import AllocEmbedError
 from allocembed.policy.replay import Replay
 from allocembed.video import open_video
-from allocembed.video.decoders.card import Nvdec, find_library
-from allocembed.video.decoders.groups import GroupDecoder
+from allocembed.video.decoders.nvdec.gpu import Nvdec, find_library
+from allocembed.video.decoders.nvdec.groups import GroupDecoder
 from tests.clips import picture, time_of_decoding, write_video
 
 GROUPS = {"g": "12", "bf": "3"}
@@ -48,10 +48,10 @@ def usable() -> bool:
         return False
 
 
-pytestmark = pytest.mark.skipif(not usable(), reason="needs a card with decoders, and PyNvVideoCodec")
+pytestmark = pytest.mark.skipif(not usable(), reason="needs a GPU with decoders, and PyNvVideoCodec")
 
 
-def card(*, shared: bool = False) -> Nvdec:
+def real_gpu(*, shared: bool = False) -> Nvdec:
     return Nvdec(torch.device("cuda", 0), shared=shared)
 
 
@@ -69,8 +69,8 @@ def assert_same(found, expected) -> None:
 @pytest.mark.parametrize("seek", ["exact", "keyframe"])
 @pytest.mark.parametrize("name", FILES)
 def test_frames_and_times_are_those_of_pyav(tmp_path, name, seek):
-    path, gpu = make(tmp_path, name), card()
-    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+    path, gpu = make(tmp_path, name), real_gpu()
+    with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
         expected, found = plain.sample(9, seek), fast.sample(9, seek)
     assert_same(found, expected)
     assert gpu.files == 1 and not gpu.declined
@@ -82,46 +82,46 @@ def test_pixels_come_out_square(tmp_path, name, aspect):
     def widen(stream):
         stream.codec_context.sample_aspect_ratio = aspect
 
-    path, gpu = make(tmp_path, name, prepare=widen), card()
-    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+    path, gpu = make(tmp_path, name, prepare=widen), real_gpu()
+    with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
         assert_same(fast.sample(5), plain.sample(5))
     assert gpu.files == 1 and not gpu.declined
 
 
 def test_times_in_another_order_than_the_pictures_are_noticed(tmp_path):
-    path, gpu = make(tmp_path, "times.mp4", change=time_of_decoding), card()
-    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+    path, gpu = make(tmp_path, "times.mp4", change=time_of_decoding), real_gpu()
+    with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
         for count in (5, 9, 20):
             assert_same(fast.sample(count), plain.sample(count))
     assert list(gpu.declined) == ["unusual times"]
 
 
 def test_one_place_decodes_files_of_many_kinds_in_turn(tmp_path):
-    gpu = card()
+    gpu = real_gpu()
     sizes = [(320, 240), (640, 360), (320, 240), (258, 194), (320, 240), (1920, 1080), (1920, 1088)]
     for number, size in enumerate(sizes):
         path = make(tmp_path, f"{number}.mp4", size, 24, options=GROUPS | {"refs": str(1 + number % 3 * 4)})
-        with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+        with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
             assert_same(fast.sample(7), plain.sample(7))
     assert gpu.files == len(sizes) and not gpu.declined
 
 
 def test_windows_are_those_of_pyav(tmp_path):
     path = make(tmp_path, "b_frames.mp4")
-    with open_video(path) as plain, open_video(path, hardware=card()) as fast:
+    with open_video(path) as plain, open_video(path, decoders=real_gpu()) as fast:
         for found, expected in zip(fast.windows(3, 4), plain.windows(3, 4), strict=True):
             assert_same(found, expected)
 
 
-def test_what_the_card_lacks_is_decoded_by_pyav(tmp_path):
-    gpu = card()
+def test_what_the_gpu_lacks_is_decoded_by_pyav(tmp_path):
+    gpu = real_gpu()
     path = make(tmp_path, "ten.mp4", pixels="yuv420p10le")
-    with open_video(path) as plain, open_video(path, hardware=gpu) as fast:
+    with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
         assert_same(fast.sample(5), plain.sample(5))
     assert list(gpu.declined) in ([], ["H264 of 10 bits and 320x240"])
 
 
-def test_many_threads_read_while_the_card_computes_and_graphs_are_captured(tmp_path):
+def test_many_threads_read_while_the_gpu_computes_and_graphs_are_captured(tmp_path):
     """Pictures that are copied too early, or overwritten, differ; a capture that another thread breaks is an error."""
     kinds = [((640, 360), "1"), ((640, 360), "8"), ((320, 240), "3")]
     paths = [make(tmp_path, f"{k}.mp4", size, 40, options=GROUPS | {"refs": r}) for k, (size, r) in enumerate(kinds)]
@@ -130,10 +130,10 @@ def test_many_threads_read_while_the_card_computes_and_graphs_are_captured(tmp_p
     for path in paths:
         with open_video(path) as video:
             expected.append(video.sample(9))
-    gpu, ends, captures = card(), threading.Event(), []
+    gpu, ends, captures = real_gpu(), threading.Event(), []
 
     def read(number: int) -> None:
-        with open_video(paths[number % 4], hardware=gpu) as video:
+        with open_video(paths[number % 4], decoders=gpu) as video:
             assert_same(video.sample(9), expected[number % 4])
 
     def compute() -> None:
@@ -174,16 +174,16 @@ def test_one_file_is_decoded_in_several_sessions_at_once(tmp_path, monkeypatch, 
     """A picture whose memory is used again too early differs. Filters of 10 bits are read in several streams."""
     options = {"g": "40", "bf": "3"} if codec == "libx264" else {"x265-params": "log-level=none:keyint=40:open-gop=0"}
     path = make(tmp_path, "long.mp4", frames=440, codec=codec, options=options, pixels=pixels)
-    gpu = card()
+    gpu = real_gpu()
     used, decode = set(), GroupDecoder.decode_whole
     monkeypatch.setattr(GroupDecoder, "decode_whole", lambda self, *given: used.add(self) or decode(self, *given))
     with ExitStack() as stack:
-        for video in [stack.enter_context(open_video(path, hardware=gpu)) for _ in range(4)]:
+        for video in [stack.enter_context(open_video(path, decoders=gpu)) for _ in range(4)]:
             video.sample(1)
     with open_video(path) as plain:
         expected = plain.sample(9)
     for _ in range(20):
-        with open_video(path, hardware=gpu) as fast:
+        with open_video(path, decoders=gpu) as fast:
             assert_same(fast.sample(9), expected)
     assert len(used) >= 20 and not gpu.declined
 

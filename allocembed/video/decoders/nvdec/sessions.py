@@ -1,4 +1,4 @@
-"""Decoders of an NVIDIA card, one call of PyNvVideoCodec at a time, and the streams in which they work."""
+"""Decoders of an NVIDIA GPU, one call of PyNvVideoCodec at a time, and the streams in which they work."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from allocembed.threads import SETTING_UP
-from allocembed.video.decoders.base import HardwareError
+from allocembed.video.decoders.nvdec import HardwareError
+from allocembed.video.decoders.nvdec.bitstream import Stream
 
 SESSIONS = 2  # kept in each slot
 
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """A decoded picture on the card, valid until the next packet is decoded, unless it is RGB already."""
+    """A decoded picture on the GPU, valid until the next packet is decoded, unless it is RGB already."""
 
     pts: int
     frame: Any
@@ -27,7 +28,7 @@ class Surface:
 
 
 class Session:
-    """One decoder of the card, which serves one file after the other of the same kind.
+    """One decoder of the GPU, which serves one file after the other of the same kind.
 
     The library can reconfigure a decoder, but then scales pictures to the size of the first file, writes past its
     buffers where only the cropping differs, and keeps the number of reference pictures. So files share a session only
@@ -84,7 +85,7 @@ class Session:
 
 
 class Slot:
-    """A stream of the card for one file at a time, and the sessions that last worked in it."""
+    """A stream of the GPU for one file at a time, and the sessions that last worked in it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -109,6 +110,17 @@ class Slot:
         """Use a tensor of another slot in this one's stream: its memory is not used again before that is done."""
         if self.stream:
             tensor.record_stream(self.stream)
+
+    def session(self, library: Any, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
+        """A session for a stream that the GPU decodes, and its name."""
+        key = stream.codec, bits, size, stream.kind
+        session = self.sessions.get(key)
+        if session is None:
+            with SETTING_UP:
+                session = Session(library, self, stream.codec, size)
+        if not isinstance(stream.kind, Stream):
+            self.keep(key, session)
+        return key, session
 
     def keep(self, key: Hashable, session: Session) -> None:
         """Keep a session for the next file of its kind, and drop the one that was used least recently."""

@@ -1,4 +1,4 @@
-"""How the pictures of a file on a card are to be shown: their colours, shape and turn."""
+"""How the pictures of a file on a GPU are to be shown: their colours, shape and turn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from allocembed.video.decoders.base import CannotDecodeHere, HardwareError
-from allocembed.video.decoders.colours import Colours, Orientation, Scaling
-from allocembed.video.decoders.filters import MIDDLE
+from allocembed.video.decoders.nvdec import CannotDecodeHere, HardwareError
+from allocembed.video.decoders.nvdec.colours import MIDDLE, Colours, Orientation, Scaling
 from allocembed.video.decoders.pyav import BT601, FULL_RANGE, MATRICES, PyAVDecoder, display_turn, shown_width
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ PLACES = [(across, down) for down in (MIDDLE, 64, 192) for across in (64, MIDDLE
 """Where chroma may lie: on every second column or between two, and between two rows or on one of them."""
 ROWS = 14  # of the noise that is compared: enough for all taps down, which are the same for every height above
 _equal: dict[tuple[str, int, Colours, torch.device], bool] = {}
-"""Whether pictures that are not scaled come out as FFmpeg's, by format, width, colours and card."""
+"""Whether pictures that are not scaled come out as FFmpeg's, by format, width, colours and GPU."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Display:
 
     @property
     def bytes(self) -> int:
-        """Of a picture on the card."""
+        """Of a picture on the GPU."""
         return self.size[0] * self.size[1] * 3 // 2 * (1 if self.colours.bits == 8 else 2)
 
     @property
@@ -49,7 +48,7 @@ class Display:
         return 3 * self.size[0] * self.width
 
     def to_rgb(self, frame: Any) -> torch.Tensor:
-        """A picture of the card's library to an upright (H, W, 3) uint8 RGB tensor with square pixels."""
+        """A picture of the GPU's library to an upright (H, W, 3) uint8 RGB tensor with square pixels."""
         height, width = self.size
         with HardwareError.wrapped():
             surface = torch.from_dlpack(frame)
@@ -85,7 +84,7 @@ def _find_scaling(
     """How FFmpeg scales pictures like this one to `width`. None if it does not.
 
     FFmpeg converts differently on some processors, PyAV does not tell where chroma lies, and a compiler may err
-    on a new card. So a picture of noise is converted both ways, ours on the device. If none gives FFmpeg's picture,
+    on a new GPU. So a picture of noise is converted both ways, ours on the device. If none gives FFmpeg's picture,
     CannotDecodeHere is raised.
     """
     if colours.bits == 8 and width == frame.width:
@@ -100,7 +99,7 @@ def _find_scaling(
         for place in PLACES:
             if np.array_equal(expected, _noise_in_rgb(frame.width, colours, device, width, place)):
                 return Scaling.of((frame.height, frame.width), width, place=place, device=device)
-    raise CannotDecodeHere(f"{frame.format.name} that the card converts unlike FFmpeg")
+    raise CannotDecodeHere(f"{frame.format.name} that the GPU converts unlike FFmpeg")
 
 
 def _noise_by_ffmpeg(decoder: PyAVDecoder, frame: VideoFrame, bits: int) -> np.ndarray:

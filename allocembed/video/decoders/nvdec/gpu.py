@@ -1,7 +1,4 @@
-"""The decoders of an NVIDIA card: who decodes the next file, and in which sessions.
-
-They are used through PyNvVideoCodec. A file that the card gets is decoded by `nvdec`.
-"""
+"""The decoders of an NVIDIA GPU: who decodes the next file, and in which sessions."""
 
 from __future__ import annotations
 
@@ -10,52 +7,33 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, Self
 
 from allocembed.errors import ConfigError, MissingDependency
-from allocembed.threads import CORES_BESIDE, SETTING_UP
-from allocembed.video.decoders.base import CannotDecodeHere, Decoder, FrameTable, HardwareError, Picture
-from allocembed.video.decoders.bitstream import Stream
-from allocembed.video.decoders.nvdec import NvdecDecoder
+from allocembed.threads import SETTING_UP
+from allocembed.video.clip import Pixels
+from allocembed.video.decoders.base import Decoder, Decoders, FrameTable, Picture, Tally, VideoInput
+from allocembed.video.decoders.nvdec import CannotDecodeHere, HardwareError
+from allocembed.video.decoders.nvdec.turns import Turns
 from allocembed.video.decoders.pyav import PyAVDecoder
-from allocembed.video.decoders.sessions import Session, Slot
-from allocembed.video.decoders.turns import Turns
+from allocembed.video.packets import Demuxer
 
 if TYPE_CHECKING:
-    from allocembed.video.packets import Demuxer
+    import torch
+
+    from allocembed.video.decoders.nvdec.bitstream import Stream
+    from allocembed.video.decoders.nvdec.sessions import Slot
 
 LIBRARY = "PyNvVideoCodec"
 BUSY = "all decoders were busy"
-_finding = Lock()
+CORES_BESIDE = 4
+"""Cores for each file that they decode while the GPU decodes others. It then takes about as long as a file there."""
 logger = logging.getLogger("allocembed")
 
 
-class Tally(NamedTuple):
-    """How many files the card has decoded, and how many PyAV, by reason.
-
-    >>> print(Tally(3, Counter(VP8=2, gif=1)).since(Tally(2, Counter(VP8=2))))
-    the GPU decoded 1 file, PyAV 1 (gif)
-    """
-
-    files: int
-    declined: Counter[str]
-
-    def since(self, before: Tally) -> Tally:
-        """What was added to an earlier one."""
-        return Tally(self.files - before.files, self.declined - before.declined)
-
-    def __str__(self) -> str:
-        others = sum(self.declined.values())
-        reasons = f" ({', '.join(self.declined)})" if others else ""
-        return f"the GPU decoded {self.files} file{'s' * (self.files != 1)}, PyAV {others}{reasons}"
-
-
-class Nvdec:
-    """The decoders of one card, for all threads. With `shared`, PyAV decodes a file if it would finish it first."""
+class Nvdec(Decoders):
+    """The decoders of one GPU, for all threads. With `shared`, PyAV decodes a file if it would finish it first."""
 
     places = 8
     """Files to decode at the same time. An H200 has seven decoders; more files only take longer each."""
@@ -65,30 +43,62 @@ class Nvdec:
         self.declined: Counter[str] = Counter()
         """Files that PyAV decoded, by reason."""
         self.files = 0
-        """Files that the card decoded."""
+        """Files that the GPU decoded."""
         self.shared, self.turns = shared, Turns(self.places)
         self._idle: list[Slot] = []
         self._able: dict[tuple[str, int], dict[str, int]] = {}
         self._lock = Lock()
 
-    def open(self, demuxer: Demuxer) -> Decoder:
-        """A decoder for a file."""
-        work = pixels(demuxer)
+    @classmethod
+    def find(cls, device: str | None, *, named: bool) -> Self | None:
+        """The decoders of the model's GPU. `auto` warns if their library is installed and does not work."""
+        if device is None or (not named and not device.startswith("cuda")):
+            return None
+        if not device.startswith("cuda"):
+            raise ConfigError("cannot decode on a GPU: the model is on the CPU; use --device cuda, or --decoder pyav")
+        import torch  # only now: who decodes on the cores needs no torch
+
+        try:
+            return cls(torch.device(device), shared=not named)
+        except (ConfigError, MissingDependency) as error:
+            if named:
+                raise
+            if isinstance(error, ConfigError):
+                logger.warning("%s", error)
+            return None
+
+    def open(self, video: VideoInput) -> Decoder:
+        pyav = PyAVDecoder(Demuxer(video))
+        try:
+            return self.take(pyav)
+        except BaseException:
+            pyav.close()
+            raise
+
+    def take(self, pyav: PyAVDecoder) -> Decoder:
+        """A decoder for a file that is open, here or on the cores."""
+        from allocembed.video.decoders.nvdec.decoder import NvdecDecoder
+        from allocembed.video.decoders.nvdec.sessions import Slot
+
+        work = pixels(pyav.demuxer)
         place = self.turns.take_place(work) if self.shared else self.turns.wait_for_place(work)
         if self.shared and place is None:
             self.count(BUSY)
-            return OnCores(self.turns, demuxer)
+            return OnCores(self.turns, pyav)
         slot = None
         try:
             with self._lock:
                 slot = self._idle.pop() if self._idle else None
             slot = slot or Slot(self.device)
-            return NvdecDecoder(self, slot, demuxer, place)
+            return NvdecDecoder(self, slot, pyav, place)
         except BaseException:
             self.keep(slot)
             if place is not None:
                 place.give_back(None)
             raise
+
+    def readers(self, cores: int) -> int:
+        return self.places + max(1, cores // CORES_BESIDE)
 
     def keep(self, slot: Slot | None) -> None:
         """Keep a slot for another file."""
@@ -104,23 +114,12 @@ class Nvdec:
             return found
 
     def check(self, stream: Stream, bits: int, size: tuple[int, int]) -> None:
-        """Raise CannotDecodeHere if the card does not decode streams of this kind and (height, width)."""
+        """Raise CannotDecodeHere if the GPU does not decode streams of this kind and (height, width)."""
         height, width = size
         able = self._ask(stream.codec, bits)
         fits = able["width_min"] <= width <= able["width_max"] and able["height_min"] <= height <= able["height_max"]
         if not able["supported"] or not fits or width * height > 256 * able["mb_num_max"]:
             raise CannotDecodeHere(f"{stream.codec} of {bits} bits and {width}x{height}")
-
-    def session(self, slot: Slot, stream: Stream, bits: int, size: tuple[int, int]) -> tuple[Hashable, Session]:
-        """A session for a stream that was checked, and its name."""
-        key = stream.codec, bits, size, stream.kind
-        session = slot.sessions.get(key)
-        if session is None:
-            with SETTING_UP:
-                session = Session(self.library, slot, stream.codec, size)
-        if not isinstance(stream.kind, Stream):
-            slot.keep(key, session)
-        return key, session
 
     def count(self, reason: str | None) -> None:
         """Note a file, and why PyAV decoded it if it did."""
@@ -136,7 +135,7 @@ class Nvdec:
             return Tally(self.files, Counter(self.declined))
 
     def _ask(self, codec: str, bits: int) -> dict[str, int]:
-        """What the card says about a codec, 4:2:0."""
+        """What the GPU says about a codec, 4:2:0."""
         with self._lock:
             if (codec, bits) not in self._able:
                 library = self.library
@@ -150,12 +149,37 @@ class Nvdec:
             return self._able[codec, bits]
 
 
-class OnCores(PyAVDecoder):
+class BesidePyAV(Decoder):
+    """Leaves to PyAV's decoder what a subclass does not do itself."""
+
+    def __init__(self, pyav: PyAVDecoder) -> None:
+        self.pyav, self.demuxer = pyav, pyav.demuxer
+
+    def close(self) -> None:
+        self.pyav.close()
+
+    def find_frames(self) -> FrameTable:
+        return self.pyav.find_frames()
+
+    def find_frames_again(self) -> FrameTable | None:
+        return self.pyav.find_frames_again()
+
+    def find_keyframes(self) -> FrameTable | None:
+        return self.pyav.find_keyframes()
+
+    def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
+        return self.pyav.pictures(table, exact, keyframes)
+
+    def in_order(self, wanted: frozenset[int]) -> Iterator[tuple[int | None, Pixels | None]]:
+        return self.pyav.in_order(wanted)
+
+
+class OnCores(BesidePyAV):
     """Decodes one file with PyAV, and says how long that took."""
 
-    def __init__(self, turns: Turns, demuxer: Demuxer) -> None:
-        super().__init__(demuxer)
-        demuxer.stream.codec_context.thread_count = max(demuxer.limits.threads, CORES_BESIDE)
+    def __init__(self, turns: Turns, pyav: PyAVDecoder) -> None:
+        super().__init__(pyav)
+        self.demuxer.stream.codec_context.thread_count = max(self.demuxer.limits.threads, CORES_BESIDE)
         self.turns, self.began, self.decoded = turns, time.monotonic(), False
 
     def pictures(self, table: FrameTable, exact: Sequence[int], keyframes: Sequence[int] = ()) -> Iterator[Picture]:
@@ -166,42 +190,12 @@ class OnCores(PyAVDecoder):
         if self.decoded:
             self.decoded = False
             self.turns.note_cores(time.monotonic() - self.began, pixels(self.demuxer))
+        super().close()
 
 
 def pixels(demuxer: Demuxer) -> int:
     """Of a picture, as the file says."""
     return max(1, demuxer.stream.width * demuxer.stream.height)
-
-
-def find_card(decoder: str, device: torch.device) -> Nvdec | None:
-    """The decoders to use beside a model on `device`: for all who ask, one object for each card and setting.
-
-    With "auto", None if there are none, and a warning if the library is installed and does not work. With "nvdec" both
-    are errors.
-    """
-    if decoder == "pyav" or (decoder == "auto" and device.type != "cuda"):
-        return None
-    if device.type != "cuda":
-        raise ConfigError("cannot decode on a GPU: the model is on the CPU; use --device cuda, or --decoder pyav")
-    with _finding:
-        return _find_card(decoder, device)
-
-
-def forget_cards() -> None:
-    """Let the next one who asks start anew: counts, and what was learned from earlier files."""
-    _find_card.cache_clear()
-
-
-@cache
-def _find_card(decoder: str, device: torch.device) -> Nvdec | None:
-    try:
-        return Nvdec(device, shared=decoder == "auto")
-    except (ConfigError, MissingDependency) as error:
-        if decoder == "nvdec":
-            raise
-        if isinstance(error, ConfigError):
-            logger.warning("%s", error)
-        return None
 
 
 def find_library() -> Any:

@@ -1,4 +1,4 @@
-"""Who decodes the next file, where a card's decoders and the cores may both do it: who would finish it first."""
+"""Who decodes the next file, where a GPU's decoders and the cores may both do it: who would finish it first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT = 0.25  # seconds for which places beside a file's own are kept until it us
 
 
 class Turns:
-    """Places on a card, for all threads. It learns how long the card and the cores take for a file.
+    """Places on a GPU, for all threads. It learns how long the GPU and the cores take for a file.
 
     Times are compared for pictures of one size: `work` is the number of pixels in a file's pictures. While few files
     are decoded, a file gets places beside its own, to be decoded in several at once: half of those that are free.
@@ -23,8 +23,8 @@ class Turns:
 
     def __init__(self, places: int) -> None:
         self.places = places
-        self.card: float | None = None
-        """Seconds a pixel on the card, while others are decoded there too."""
+        self.gpu: float | None = None
+        """Seconds a pixel on the GPU, while others are decoded there too."""
         self.cores: float | None = None
         """Seconds a pixel on the cores; a guess until a file was decoded there."""
         self._free = places
@@ -35,11 +35,11 @@ class Turns:
         self._known = False  # what the cores take
 
     def wait_for_place(self, work: int) -> Place | None:
-        """Take a place on the card; None if none becomes free, as where one thread has many files open."""
+        """Take a place on the GPU; None if none becomes free, as where one thread has many files open."""
         return self._take(work, PATIENCE)
 
     def take_place(self, work: int) -> Place | None:
-        """Take a place on the card; None if the cores would finish the file before the card could."""
+        """Take a place on the GPU; None if the cores would finish the file before the GPU could."""
         if place := self._take(work, 0.0):
             return place
         patience = self.patience(work)
@@ -53,12 +53,12 @@ class Turns:
         with self._changed:
             if self._beside:
                 return LONGEST  # they will be free soon
-            if self.card is None or self.cores is None:
+            if self.gpu is None or self.cores is None:
                 return LONGEST
             self.cores *= FORGET
-            card = self.card * work
-            saved = self.cores * work - card
-            return min(saved, LONGEST) if saved > card * (self._waiting + 1) / self.places else 0.0
+            gpu = self.gpu * work
+            saved = self.cores * work - gpu
+            return min(saved, LONGEST) if saved > gpu * (self._waiting + 1) / self.places else 0.0
 
     def note_cores(self, seconds: float, work: int) -> None:
         """The cores have decoded a file."""
@@ -66,10 +66,10 @@ class Turns:
             self.cores = _recent(self.cores if self._known else None, seconds / work)
             self._known = True
 
-    def note_card(self, seconds: float, work: int, guess: float) -> None:
-        """The card has decoded a file, for which the cores would perhaps have taken `guess` seconds."""
+    def note_gpu(self, seconds: float, work: int, guess: float) -> None:
+        """The GPU has decoded a file, for which the cores would perhaps have taken `guess` seconds."""
         with self._changed:
-            self.card = _recent(self.card, seconds / work)
+            self.gpu = _recent(self.gpu, seconds / work)
             if not self._known:
                 self.cores = _recent(self.cores, guess / work)
 
@@ -129,7 +129,7 @@ class Turns:
 
 
 class Place:
-    """A place on the card, from now on until it is given back, and perhaps others beside it."""
+    """A place on the GPU, from now on until it is given back, and perhaps others beside it."""
 
     def __init__(self, turns: Turns, work: int) -> None:
         self.turns, self.work, self.began = turns, work, time.monotonic()
@@ -144,13 +144,13 @@ class Place:
         return used
 
     def give_back(self, guess: float | None) -> None:
-        """Let other files have the places. If the card has decoded the file, `guess` is what the cores would perhaps
+        """Let other files have the places. If the GPU has decoded the file, `guess` is what the cores would perhaps
         have taken. Only a file that was decoded in one place tells how long that takes."""
         self.use_beside(0)
         if self.held:
             self.held = False
             if guess is not None and self.alone:
-                self.turns.note_card(time.monotonic() - self.began, self.work, guess)
+                self.turns.note_gpu(time.monotonic() - self.began, self.work, guess)
             self.turns.free()
 
 
