@@ -17,6 +17,7 @@ The command line catches `AllocEmbedError` and nothing else: any other exception
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 
 
 class AllocEmbedError(Exception):
@@ -85,6 +86,12 @@ class MissingDependency(AllocEmbedError):  # noqa: N818 (named for what is missi
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(what, package, extra)
         self.what, self.package, self.extra = what, package, extra
+
+    @classmethod
+    def check(cls, what: str, package: str, extra: str) -> None:
+        """Raise the error if a package is missing, before work starts that needs it. Nothing is imported."""
+        if find_spec(package) is None:
+            raise cls(what, package, extra)
 
     def __str__(self) -> str:
         install = f"pip install 'allocembed[{self.extra}]' (from a checkout: pip install -e '.[{self.extra}]')"

@@ -28,8 +28,7 @@ from allocembed.cli.options import (
     at_least,
 )
 from allocembed.config import EmbedConfig
-from allocembed.errors import SearchError
-from allocembed.extras import require
+from allocembed.errors import MissingDependency, SearchError
 from allocembed.files import walk_videos
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
@@ -117,11 +116,12 @@ def add(
 def _check_installed(sources: Sequence[Place], to: str, speech: bool, watch: bool) -> None:
     """Raise MissingDependency before a model is loaded or an index made."""
     if not is_remote(to) or to.startswith(("s3:", "gs:")):
-        require("an index", "LanceDB", "search", "lancedb", "pyarrow", "filelock")
+        for package in ("lancedb", "pyarrow", "filelock"):
+            MissingDependency.check("an index", package, "search")
     if any(map(is_remote, (*sources, to))):
-        require("object storage", "obstore", "cloud")
+        MissingDependency.check("object storage", "obstore", "cloud")
     if watch:
-        require("--watch", "watchfiles", "search")
+        MissingDependency.check("--watch", "watchfiles", "search")
     if speech:
         from allocembed.search.said.speech import check_installed
 

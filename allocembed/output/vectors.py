@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from allocembed.errors import OutputError
-from allocembed.extras import require
+from allocembed.errors import MissingDependency, OutputError
 from allocembed.output.files import make_room, whole_file
 from allocembed.plugins import Names
 
@@ -112,7 +111,7 @@ def check_vector_path(path: Path) -> None:
 
 def check_parquet() -> None:
     """Raise MissingDependency if no Parquet files can be written."""
-    require("writing .parquet files", "pyarrow", "search")
+    MissingDependency.check("writing .parquet files", "pyarrow", "search")
 
 
 @contextmanager

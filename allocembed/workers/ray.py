@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allocembed.errors import ConfigError
-from allocembed.extras import require
+from allocembed.errors import ConfigError, MissingDependency
 from allocembed.workers.base import Task, WorkerOptions, WorkerShare
 from allocembed.workers.hosted import HostedWorker
 from allocembed.workers.pool import Death, Failure, LostAnswer, NoStart, PooledWorkers, Report
@@ -47,7 +46,7 @@ class RayWorkers(PooledWorkers):
     def __init__(self, options: WorkerOptions) -> None:
         super().__init__(options)
         options.check("ray", "address", "workers", "gpus_per_worker")
-        require("--engine ray", "Ray", "ray", "ray")
+        MissingDependency.check("--engine ray", "ray", "ray")
         self._ray: Any = None
         self._ours = False
         """Whether this object has connected to the cluster, and not the program."""
