@@ -92,12 +92,9 @@ class MissingDependency(AllocEmbedError):  # noqa: N818 (named for what is missi
         self.what, self.package, self.extra = what, package, extra
 
     @classmethod
-    def check(cls, what: str, package: str, extra: str, *modules: str) -> None:
-        """Raise the error if a module is missing, by default that of the package, before work starts that needs it.
-
-        Nothing is imported.
-        """
-        if any(find_spec(module) is None for module in modules or (package,)):
+    def check(cls, what: str, package: str, extra: str) -> None:
+        """Raise the error if a package is missing, before work starts that needs it. Nothing is imported."""
+        if find_spec(package) is None:
             raise cls(what, package, extra)
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ class RayWorkers(PooledWorkers):
     def __init__(self, options: WorkerOptions) -> None:
         super().__init__(options)
         options.check("ray", "address", "workers", "gpus_per_worker")
-        MissingDependency.check("--engine ray", "Ray", "ray", "ray")
+        MissingDependency.check("--engine ray", "ray", "ray")
         self._ray: Any = None
         self._ours = False
         """Whether this object has connected to the cluster, and not the program."""

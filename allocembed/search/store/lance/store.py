@@ -66,7 +66,8 @@ class LanceStore(IndexStore):
 
     @classmethod
     def check_installed(cls, uri: str) -> None:
-        MissingDependency.check("an index", "LanceDB", "search", "lancedb", "pyarrow", "filelock")
+        for package in ("lancedb", "pyarrow", "filelock"):
+            MissingDependency.check("an index", package, "search")
         if is_remote(uri):
             MissingDependency.check("object storage", "obstore", "cloud")
 
