@@ -42,7 +42,10 @@ from allocembed.search.store import exists, place_of, store_of
 from allocembed.words import counted, printable
 from allocembed.workers import WorkerOptions, Workers, find_workers
 
-INDEX = "The index: a folder, or an address of object storage, as in s3://bucket/videos.index."
+INDEX = (
+    "The index: a folder, or an address of object storage or of a database, as in s3://bucket/videos.index and "
+    "postgresql://USER@HOST/DATABASE?schema=NAME."
+)
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
 LARGE = 1_000_000_000  # parameters of a model that is slow on a CPU
 COUNTS = ("videos", "files", "failed", "vectors", "lines", "seconds", "tokens")

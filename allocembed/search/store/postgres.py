@@ -22,7 +22,8 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import astuple
 from hashlib import blake2b
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -59,48 +60,20 @@ ONE_BY_ONE = 500  # videos whose vectors are compared without the approximate in
 MOST_CANDIDATES = 1000  # that pgvector looks at before it goes on in rounds
 USUAL_LINE = 8  # words of a line
 UNREADABLE, UNWRITABLE = "the index cannot be read", "the index cannot be written"
+KINDS = {str: "text", int: "bigint", float: "float8", bytes: "bytea", dict[str, Any]: "text", np.ndarray: "vector"}
+
+
+def _columns(kind: type) -> dict[str, str]:
+    """Columns for the fields of a dataclass, and their types."""
+    return {name: KINDS[hint] for name, hint in get_type_hints(kind).items()}
+
+
 COLUMNS = {
     "about": {"settings": "text"},
-    "vectors": {
-        "video": "text",
-        "number": "bigint",
-        "start": "float8",
-        "end": "float8",
-        "cost": "bigint",
-        "budget": "bigint",
-        "base_cost": "bigint",
-        "film": "text",
-        "picture": "bytea",
-        "vector": "vector",
-    },
-    "files": {
-        "path": "text",
-        "video": "text",
-        "size": "bigint",
-        "changed": "bigint",
-        "duration": "float8",
-        "width": "bigint",
-        "height": "bigint",
-        "error": "text",
-    },
-    "lines": {
-        "source": "text",
-        "video": "text",
-        "number": "bigint",
-        "start": "float8",
-        "end": "float8",
-        "text": "text",
-        "words": "text[]",
-    },
-    "subtitles": {
-        "owner": "text",
-        "origin": "text",
-        "video": "text",
-        "source": "text",
-        "lines": "bigint",
-        "size": "bigint",
-        "changed": "bigint",
-    },
+    "vectors": {"video": "text", **_columns(EmbeddedSegment)},
+    "files": _columns(FileEntry),
+    "lines": {"source": "text", "video": "text", "number": "bigint", **_columns(Line), "words": "text[]"},
+    "subtitles": _columns(TextSource),
 }
 INDEXES = (
     "CREATE UNIQUE INDEX ON vectors (video, number)",
@@ -121,7 +94,7 @@ class Database:
         address, _, options = uri.partition("?")
         given = [option for option in options.split("&") if option]
         named = [option.partition("=")[2] for option in given if option.startswith("schema=")]
-        self.schema = named[0] if named else SCHEMA
+        self.schema = unquote(named[0]) if named else SCHEMA
         self._conninfo = "?".join([address, "&".join(each for each in given if not each.startswith("schema="))])
         self._free = deque[Connection]()
         self._writer: Connection | None = None
@@ -131,7 +104,9 @@ class Database:
     def connect(self) -> Connection:
         """A new connection that finds the tables of the index, and knows pgvector's type if it is there."""
         try:
-            connection = psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10, client_encoding="utf8")
+            # Routers forget connections that say nothing for minutes, as that of the lock may.
+            options = {"connect_timeout": 10, "client_encoding": "utf8", "keepalives_idle": 60}
+            connection = psycopg.connect(self._conninfo, autocommit=True, **options)
         except psycopg.Error as error:
             raise SearchError(_why_refused(self.place, error)) from None  # its words may hold parts of the address
         found = connection.execute(
@@ -370,8 +345,9 @@ class PostgresStore(IndexStore):
         condition, names = ("TRUE", []) if among is None else ("video = ANY(%s)", [list(among)])
         wanted = vector.astype(np.float32)
         built = self._database.rows(
-            "SELECT reltuples FROM pg_class WHERE relname = 'near' AND relnamespace = to_regnamespace(%s)",
-            _quoted(self._database.schema),
+            "SELECT reltuples FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+            "WHERE relname = 'near' AND nspname = %s",
+            self._database.schema,
         )
         if not built or self.compares_all(among) or 2 * limit > built[0][0]:
             query = f"SELECT video, vector <=> %s AS distance FROM vectors WHERE {condition} ORDER BY distance LIMIT %s"
@@ -614,10 +590,6 @@ def _condition(filters: Filters) -> tuple[str, list[Any]]:
         parts.append(f"starts_with({rule.column}, %s)" if starts else f"{rule.column} {rule.operator} %s")
         values.append(rule.value)
     return " AND ".join(parts), values
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _why_refused(place: str, error: psycopg.Error) -> str:
