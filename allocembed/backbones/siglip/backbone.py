@@ -62,15 +62,15 @@ class SiglipBackbone(FrameMeanBackbone):
     def describe_prompts(self) -> str:
         return f"texts in lower case and of {self.longest} tokens, the mean of the frames' vectors"
 
-    def text_ids(self, texts: list[str]) -> np.ndarray:
-        """Ids (N, 64) of texts, as the model's own processor makes them."""
+    def text_ids(self, texts: list[str]) -> list[np.ndarray]:
+        """64 ids of each text, as the model's own processor makes them."""
         texts = [text.lower() for text in texts]
         long = [text for text in texts if len(text) > self.longest]  # a token has at least one letter
         for ids in self.tokenizer(long)["input_ids"] if long else ():
             if len(ids) > self.longest:
                 logger.warning(f"a text of {len(ids):,} tokens was cut to {self.longest}, as the model's own code does")
         options: dict[str, Any] = {"padding": "max_length", "truncation": True, "max_length": self.longest}
-        return np.asarray(self.tokenizer(texts, **options)["input_ids"], np.int64)
+        return list(np.asarray(self.tokenizer(texts, **options)["input_ids"], np.int64))
 
     def embed_texts(self, ids: torch.Tensor) -> torch.Tensor:
         return self.model.text_model(ids).pooler_output
