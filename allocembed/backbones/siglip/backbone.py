@@ -62,8 +62,8 @@ class SiglipBackbone(FrameMeanBackbone):
     def describe_prompts(self) -> str:
         return f"texts in lower case and of {self.longest} tokens, the mean of the frames' vectors"
 
-    def text_ids(self, texts: list[str]) -> Sequence[np.ndarray]:
-        """Ids (64,) of each text, as the model's own processor makes them."""
+    def text_ids(self, texts: list[str]) -> list[np.ndarray]:
+        """64 ids of each text, as the model's own processor makes them."""
         texts = [text.lower() for text in texts]
         long = [text for text in texts if len(text) > self.longest]  # a token has at least one letter
         for ids in self.tokenizer(long)["input_ids"] if long else ():
