@@ -161,7 +161,7 @@ def look_grid(native: Grid, size: LookSize) -> Grid:
     """The grid of a look: of so many tokens, or of a share of the native ones.
 
     >>> look_grid(Grid(14, 14), 0.25), look_grid(Grid(14, 14), 1.0), look_grid(Grid(14, 14), 12)
-    (Grid(rows=7, cols=7), Grid(rows=14, cols=14), Grid(rows=3, cols=4))
+    (Grid(rows=7, cols=7), Grid(rows=14, cols=14), Grid(rows=3, cols=3))
     """
     return preview_grid(native, size if isinstance(size, int) else max(1, round(size * native.tokens)))
 

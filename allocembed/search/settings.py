@@ -64,7 +64,6 @@ class IndexSettings:
             scale_range=embedder.scale_range,
             dim=embedder.backbone.dim,
         )
-        _check_allocator(config.allocator, embedder)
         probe = tuple(float(value) for value in _probe(embedder))
         inputs = repr(embedder.backbone.inputs)
         return replace(self, config=config, probe=probe, weights=_policy_digest(embedder.allocator), inputs=inputs)
@@ -173,19 +172,6 @@ def _probe(embedder: AllocEmbed) -> np.ndarray:
     picture = np.stack([4 * y, 4 * x, 2 * (x + y)], -1).astype(np.uint8)
     # Whatever the budget is: another one has an error of its own.
     return embedder.with_config(EmbedConfig(budget="1f")).encode_image(picture).vector
-
-
-def _check_allocator(name: str, embedder: AllocEmbed) -> None:
-    """Raise SearchError if a name does not stand for an embedder's allocator: who opens the index has only the name."""
-    try:
-        alike = _policy_digest(load_allocator(name, embedder.backbone)) == _policy_digest(embedder.allocator)
-    except AllocEmbedError:
-        alike = False
-    if not alike:
-        raise SearchError(
-            f"the index would not open again: the name {name} does not stand for the allocator that was given. Name it "
-            "in METHODS or in an installed package (entry point allocembed.allocators), and pass the name"
-        )
 
 
 def _policy_digest(allocator: Allocator) -> str:

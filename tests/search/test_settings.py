@@ -47,22 +47,6 @@ def test_another_name_of_the_same_model_is_accepted(tmp_path, index, config, qwe
     VideoIndex.open(index.store.uri, replace(config, backbone=str(tmp_path / "link"), allocator="auto"))
 
 
-def test_an_allocator_that_its_name_does_not_stand_for_makes_no_index(tmp_path, config, embedder, monkeypatch):
-    class Mine(Uniform):
-        name = "mine"
-
-    mine = AllocEmbed(embedder.backbone, Mine(), config)
-    with pytest.raises(SearchError, match="name mine does not stand for"):
-        VideoIndex.create(tmp_path / "i.index", replace(config, allocator="auto"), embedder=mine)
-    with pytest.raises(SearchError, match="name sensitivity does not stand for"):
-        looks = AllocEmbed(embedder.backbone, Sensitivity(embedder.backbone, [(2, 4)]), config)
-        VideoIndex.create(tmp_path / "i.index", config, embedder=looks)
-    assert not (tmp_path / "i.index").exists()
-    monkeypatch.setitem(METHODS, "mine", Mine)
-    VideoIndex.create(tmp_path / "i.index", replace(config, allocator="auto"), embedder=mine)
-    assert isinstance(VideoIndex.open(tmp_path / "i.index").embedder.allocator, Mine)
-
-
 def test_settings_of_another_format_or_damaged_ones_are_refused():
     with pytest.raises(SearchError, match=r"has format 9.*use the version that made it \(5.0\)"):
         IndexSettings.from_json(json.dumps({"format": 9, "version": "5.0"}))

@@ -12,6 +12,7 @@ from PIL import Image
 
 from allocembed.errors import ConfigError, VideoError
 from allocembed.video import DecodeLimits, open_video, probe, sample
+from allocembed.words import printable
 from tests.clips import LONG_GROUPS, picture, write_audio, write_video
 
 PICTURES = [picture(index, 160, 120) for index in range(100)]
@@ -24,7 +25,7 @@ def refusal(source: Path, **options: object) -> str:
         with pytest.raises(VideoError) as caught:
             sample(source, 8, seek=seek, **options)
         assert caught.value.source == str(source)
-        assert str(caught.value) == f"{source}: {caught.value.cause}"
+        assert str(caught.value) == f"{printable(str(source))}: {caught.value.cause}"
         causes.append(caught.value.cause)
     return causes[0]
 
