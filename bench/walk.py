@@ -44,7 +44,8 @@ class Walk:
         runs = event == "call" and frame.f_code.co_flags & CO_OPTIMIZED  # not the body of a module or class
         if runs and (module := module_of(frame)):
             self.modules[module] += 1
-            if len(stack := frames_of(frame)) > len(self.deepest):
+            stack = frames_of(frame)
+            if len(stack) > len(self.deepest) and not any(each.endswith(":<module>") for each in stack):
                 self.deepest = stack
 
     def open(self, *arguments: Any, **options: Any) -> Any:

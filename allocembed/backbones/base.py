@@ -312,7 +312,8 @@ class Backbone(ABC):
         if videos:
             pixels = torch.cat([send(patches.pixels, self.device) for patches in videos])
             pixels = normalise(pixels, self.geometry, self.dtype)
-            features = self.see(pixels, np.concatenate([patches.grids for patches in videos]))
+            sizes = np.concatenate([patches.grids for patches in videos])
+            features = self.run_tower(pixels, self.prepare_tower(sizes))
         return self.read(rows, features, batching)
 
     def embed(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> torch.Tensor:

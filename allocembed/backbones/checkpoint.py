@@ -57,7 +57,9 @@ class Checkpoint:
                 return cls(name, entry)  # fetching it says what is wrong
         if entry.family is None:
             return cls(name, entry)
-        pipeline, chosen = _choose(name, entry, FAMILIES[entry.family], inputs)
+        family = FAMILIES[entry.family]
+        pipeline = _pipeline(entry, family, inputs)
+        chosen = choose_inputs(family.inputs, pipeline, name)
         return cls(name, entry, model_type=entry.family, pipeline=pipeline, inputs=chosen)
 
     @classmethod
@@ -87,7 +89,8 @@ class Checkpoint:
                 f"{', '.join(REGISTRY)}, or a folder or hub id of a supported kind"
             )
         family = FAMILIES[kind]
-        pipeline, chosen = _choose(name, entry, family, inputs)
+        pipeline = _pipeline(entry, family, inputs)
+        chosen = choose_inputs(family.inputs, pipeline, name)
         return cls(name, entry, folder, base, kind, pipeline, read_inputs(base, config, family, chosen))
 
     @cached_property
@@ -218,7 +221,7 @@ def read_inputs(folder: Path, config: dict[str, Any], family: Family, default: I
             raise ValueError(f"patch_size and spatial_merge_size must be whole numbers above 0, not {side!r}")
     geometry = replace(geometry, patch=patch, merge=merge)
     if geometry.list_multiple:
-        geometry = replace(geometry, list_multiple=2 * geometry.factor)
+        geometry = replace(geometry, list_multiple=2 * patch * merge)
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return replace(default, geometry=geometry)
@@ -230,14 +233,16 @@ def read_inputs(folder: Path, config: dict[str, Any], family: Family, default: I
         lowest, highest = lowest or geometry.min_pixels, highest or geometry.max_pixels
         geometry = replace(geometry, min_pixels=min(lowest, highest), max_pixels=highest, square=None)
         default = replace(default, picture_pixels=None)
-    mean, std = (_triple(stated.get(f"image_{name}", getattr(geometry, name))) for name in ("mean", "std"))
-    return replace(default, geometry=replace(geometry, mean=mean, std=std))
+    statistics = {}
+    for name in ("mean", "std"):
+        red, green, blue = map(float, stated.get(f"image_{name}", getattr(geometry, name)))
+        statistics[name] = (red, green, blue)
+    return replace(default, geometry=replace(geometry, **statistics))
 
 
-def _choose(name: str, entry: BackboneEntry, family: Family, inputs: str | None) -> tuple[str, Inputs]:
-    """The input pipeline that is asked for, or the usual one of this checkpoint, with its name."""
-    pipeline = inputs or entry.inputs or next(iter(family.inputs))
-    return pipeline, choose_inputs(family.inputs, pipeline, name)
+def _pipeline(entry: BackboneEntry, family: Family, inputs: str | None) -> str:
+    """Name of the input pipeline that is asked for, or of the usual one of this checkpoint."""
+    return inputs or entry.inputs or next(iter(family.inputs))
 
 
 def _local_folder(source: str) -> Path:
@@ -249,11 +254,6 @@ def _local_folder(source: str) -> Path:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-
-
-def _triple(values: Sequence[float]) -> tuple[float, float, float]:
-    red, green, blue = (float(value) for value in values)
-    return red, green, blue
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -20,30 +20,30 @@ def attend_by_length(
 
     Neighbouring rows of one length are a view. Only those that stand apart are copied together.
     """
-    runs, end = defaultdict(list), 0
+    runs, end = defaultdict[int, list[slice]](list), 0
     for length, neighbours in groupby(lengths):
         start, end = end, end + length * len(list(neighbours))
-        runs[length].append((start, end))
+        runs[length].append(slice(start, end))
     grouped = query.shape[1] != key.shape[1]
     attended: dict[int, torch.Tensor] = {}
-    for length, bounds in runs.items():
-        q, k, v = (_rows(tensor, bounds, length) for tensor in (query, key, value))
+    for length, places in runs.items():
+        q, k, v = _rows(query, places, length), _rows(key, places, length), _rows(value, places, length)
         mask = None
         if radius is not None and length > radius + 1:
             mask = near(length, radius, query.device)
             mask = mask.tril() if causal else mask
         whole = causal and mask is None
         made = F.scaled_dot_product_attention(q, k, v, mask, is_causal=whole, scale=scale, enable_gqa=grouped)
-        parts = made.transpose(1, 2).flatten(0, 1).split([end - start for start, end in bounds])
-        attended.update(zip((start for start, _ in bounds), parts, strict=True))
+        parts = made.transpose(1, 2).flatten(0, 1).split([place.stop - place.start for place in places])
+        attended.update(zip((place.start for place in places), parts, strict=True))
     if len(attended) == 1:
         return attended[0].contiguous()
     return torch.cat([attended[start] for start in sorted(attended)])
 
 
-def _rows(tensor: torch.Tensor, bounds: list[tuple[int, int]], length: int) -> torch.Tensor:
-    """The rows of one length (rows, heads, length, d), which stand between these bounds."""
-    parts = [tensor[start:end] for start, end in bounds]
+def _rows(tensor: torch.Tensor, places: list[slice], length: int) -> torch.Tensor:
+    """The rows of one length (rows, heads, length, d), which stand at these places."""
+    parts = list(map(tensor.__getitem__, places))
     together = parts[0] if len(parts) == 1 else torch.cat(parts)
     return together.unflatten(0, (-1, length)).transpose(1, 2)
 

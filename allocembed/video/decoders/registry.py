@@ -37,7 +37,7 @@ def find_decoders(name: str = AUTO, device: str | None = None) -> Decoders:
     For all who ask, they are one object for each device and name.
     """
     check_decoder(name)
-    kinds = tuple(DECODERS[each] for each in ([name] if name != AUTO else DECODERS))
+    kinds = tuple(map(DECODERS.__getitem__, DECODERS if name == AUTO else [name]))
     with _finding:
         return _find(kinds, device, named=name != AUTO)
 
