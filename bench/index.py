@@ -5,7 +5,7 @@
 
 A video is a centre and a dozen windows scattered around it, and has a line per vector. A query is close to one window
 of one video, like a good sentence, and has three words of one of its lines. `exact` compares the query with every
-vector. `approximate` is what an index of more than `store.EXACT_UP_TO` vectors uses. `found` is how often the first
+vector. `approximate` is what an index of more than `IndexStore.exact_up_to` vectors uses. `found` is how often the first
 video is the right one, which all filters leave.
 """
 

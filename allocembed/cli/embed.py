@@ -56,7 +56,7 @@ def embed(
     Args:
         videos: Video files, also in object storage (s3://bucket/a.mp4), folders of frames, or - to read one path per
             line from stdin.
-        out: File for the vectors: .npz, .jsonl or .parquet. With --devices or --engine ray, a folder of
+        out: File for the vectors: .npz, .jsonl or .parquet. Several workers (--devices, --engine) write a folder of
             .parquet files.
         question: Question about the videos. It becomes part of the prompt and steers learned and sensitivity.
         instruction: Instruction to the model; it does not steer the allocator. Default: the model's own.

@@ -9,7 +9,7 @@ Inherit a suite in a test file of your own, and give the fixtures that it asks f
         def name(self) -> str:
             return "middle"
 
-`examples/plugin` tests a backbone, an allocator and a store in this way. pytest is imported here alone, so the package
+`examples/plugin` tests a backbone and an allocator in this way. pytest is imported here alone, so the package
 does not depend on it.
 """
 
