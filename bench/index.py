@@ -5,8 +5,8 @@
 
 A video is a centre and a dozen windows scattered around it, and has a line per vector. A query is close to one window
 of one video, like a good sentence, and has three words of one of its lines. `exact` compares the query with every
-vector. `approximate` is what an index of more than `IndexStore.exact_up_to` vectors uses. `found` is how often the first
-video is the right one, which all filters leave.
+vector. `approximate` is what an index of more than `IndexStore.exact_up_to` vectors uses. `found` is how often the
+first video is the right one, which all filters leave.
 """
 
 from __future__ import annotations
