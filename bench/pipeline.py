@@ -317,7 +317,7 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
         "allocator": embedder.allocator.name,
         "rounds": rounds,
         "videos_per_second": max(times["videos_per_second"] for times in rounds),
-        "files_by_the_card": decoded.files / options.rounds,
+        "files_by_the_gpu": decoded.files / options.rounds,
         "declined": dict(decoded.declined),
         "gpu_busy": busy_share(use),
         "gpu_use": use,
@@ -334,7 +334,7 @@ def print_tables(results: dict[str, Any]) -> None:
             busy = "–" if one["gpu_busy"] is None else f"{one['gpu_busy']:.0%}"
             rate, cores = one["videos_per_second"], one["rounds"][-1]["cores_busy"]
             where = f"{results['model']}, every {one['gop']} frames, {one['seek']}, {one['decoder']}"
-            shares = f"{one['files_by_the_card']:.0f} files by the GPU, {cores:.1f} cores"
+            shares = f"{one['files_by_the_gpu']:.0f} files by the GPU, {cores:.1f} cores"
             console.print(f"{where}: {rate:.2f} videos/s, {shares}, GPU busy {busy}")
             continue
         table = Table(title=f"{results['videos']} videos, {results['model']}, seek {one['seek']}, {one['allocator']}")
