@@ -65,7 +65,7 @@ PRINTED = {name: getattr(make_config({}, preset="paper"), name) for name in METH
 """The options of the preset `paper` that are its method; its sizes do not suit the nano world."""
 
 SIZES = {"target": "text", "width": 192, "heads": 6, "rollouts": 16, "scale_range": [0.2, 1.8], "decay": 0.0}
-"""Smaller than the shipped allocator, so that all rows fit onto one card; and texts as targets, as in the paper."""
+"""Smaller than the shipped allocator, so that all rows fit onto one GPU; and texts as targets, as in the paper."""
 
 
 class Requested(Learned):

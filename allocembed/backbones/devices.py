@@ -62,7 +62,7 @@ def check_float8(device: torch.device) -> None:
     else:
         return
     raise BackboneError(
-        "cannot use float8: it needs an NVIDIA card of compute capability 8.9 or more (Ada, Hopper), and "
+        "cannot use float8: it needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper), and "
         f"{found}; use --dtype bfloat16"
     )
 

@@ -1,4 +1,4 @@
-"""Linear layers that multiply in float8, for NVIDIA cards of Ada and Hopper: half the bytes of bfloat16, and up to
+"""Linear layers that multiply in float8, for NVIDIA GPUs of Ada and Hopper: half the bytes of bfloat16, and up to
 twice the rate of products.
 
 Weights are rounded once, with a scale for each output. The inputs of a layer are rounded as it runs, with a scale for
@@ -112,7 +112,7 @@ def can_round(path: str, layer: nn.Module) -> bool:
 def round_linears(model: nn.Module, device: torch.device | None = None) -> int:
     """Replace the linear layers of a model's blocks, and return how many.
 
-    The new layers are on `device` if given, so that a card need not hold the whole model in the format it had.
+    The new layers are on `device` if given, so that a GPU need not hold the whole model in the format it had.
     """
     made = replace_linears(model, lambda layer: Float8Linear.of(layer, device), can_round)
     _share_inputs(made)

@@ -243,17 +243,17 @@ def test_a_compiled_model_needs_one_graph_and_rounds_the_same():
     assert sum(name == "amax" for name in called) == 2  # for the three that share, and for the last
 
 
-def test_a_cpu_and_an_older_card_are_refused_in_a_line(monkeypatch, qwen3_folder):
+def test_a_cpu_and_an_older_gpu_are_refused_in_a_line(monkeypatch, qwen3_folder):
     with pytest.raises(BackboneError, match=r"^cannot use float8: .* on a CPU; use --dtype bfloat16$"):
         load_backbone(qwen3_folder, device="cpu", dtype="float8")
-    card = torch.device("cuda")
+    gpu = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(BackboneError, match=r"^cannot use float8: .*NVIDIA A100 has 8\.0; use --dtype bfloat16$"):
-        check_float8(card)
+        check_float8(gpu)
     for capability in ((8, 9), (9, 0), (12, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert pick_dtype("float8", card) == torch.bfloat16
+        assert pick_dtype("float8", gpu) == torch.bfloat16
 
 
 def test_the_command_line_takes_it_and_says_where_it_cannot_run(tmp_path, qwen3_folder):
