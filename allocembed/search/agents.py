@@ -36,7 +36,7 @@ except ImportError as error:
     raise MissingDependency("the server for agents", "mcp", "mcp") from error
 
 MOST_HITS = 50
-MOST_LINES = 500  # of a transcript in one answer
+MOST_LINES_OF_ANSWER = 500  # of a transcript in one answer
 FRAME_SECONDS = 60.0  # in which a frame must be found; other calls wait meanwhile
 INSTRUCTIONS = (
     "Search a collection of videos by what they show and what is said in them. `search` finds videos and the moment in "
@@ -148,14 +148,14 @@ class IndexTools:
             part = next((each for each in reversed(windows) if each.start <= second), whole)
             lines = spoken_lines(self.index, video, part.start, part.end)
         size = (file.duration, file.width, file.height)
-        return Moment(video, Path(file.path).name, part.start, part.end, *size, lines[:MOST_LINES])
+        return Moment(video, Path(file.path).name, part.start, part.end, *size, lines[:MOST_LINES_OF_ANSWER])
 
     def transcript(self, video: VideoId, start: Second = 0.0) -> Transcript:
         """List what is said in a video, with times: the lines that begin at a second or later."""
         file = self.entry(video)
         with self.turn:
             lines = [line for line in spoken_lines(self.index, video, start, file.duration) if line.start >= start]
-        count = min(MOST_LINES, len(lines))
+        count = min(MOST_LINES_OF_ANSWER, len(lines))
         while 0 < count < len(lines) and lines[count].start == lines[count - 1].start:
             count += 1  # lines of one time stay together, so that the next answer begins later
         more = lines[count].start if count < len(lines) else None

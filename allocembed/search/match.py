@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
 
 VIDEOS = 200  # in the sample, with all their segments
-LEAST = 5  # videos; fewer say nothing about chance
+FEWEST_VIDEOS = 5  # videos; fewer say nothing about chance
 SECONDS = 300.0  # after which the sample is taken again, because the index may have grown
 FLOOR = 0.02  # standard deviation of scores; smaller differences are noise
 CLEAR = 2.0  # standard deviations above the best by chance: a strong match
@@ -37,7 +37,7 @@ class ChanceLevel:
     def words(self, vector: np.ndarray, scores: Sequence[float]) -> list[str]:
         """What each score of a query is: strong, likely or weak; empty if the index is too small to tell."""
         rows, starts, videos = self._sample()
-        if len(starts) < LEAST:
+        if len(starts) < FEWEST_VIDEOS:
             return [""] * len(scores)
         usual = np.maximum.reduceat(rows @ vector.astype(np.float32), starts)
         middle = float(np.median(usual))

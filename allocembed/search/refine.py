@@ -31,12 +31,12 @@ LEAST_TOKENS = 12  # of a look, if that leaves enough looks
 CLOSE_LOOKS = 4  # spread over the best window; half as many over another
 FURTHER = 2  # windows on each side that may belong to the moment too
 PRECISION = 0.4  # seconds at which an edge is found
-SHORTEST = 1.0  # seconds of a moment
+SHORTEST_MOMENT = 1.0  # seconds of a moment
 CONTRAST = 0.02  # of the likeness to the query; below it nothing stands out, and the hit stays as it is
-MOST_SECONDS = 60.0  # spent on one hit; a file that is slower to decode keeps its moment
+HIT_SECONDS = 60.0  # spent on one hit; a file that is slower to decode keeps its moment
 
 
-def refine(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray, most_seconds: float = MOST_SECONDS) -> list[Hit]:
+def refine(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray, most_seconds: float = HIT_SECONDS) -> list[Hit]:
     """Hits with better moments, in the same order. A hit whose file cannot be read, or shows no edges, stays.
 
     So does one that takes more than `most_seconds`.
@@ -63,7 +63,7 @@ def _refine_hit(
         return hit
     if moment is None:
         return hit
-    start, end = moment[0], max(moment[1], moment[0] + SHORTEST)
+    start, end = moment[0], max(moment[1], moment[0] + SHORTEST_MOMENT)
     return replace(hit, start=start, end=min(end, segments[0].end), look_tokens=close_up.tokens)
 
 

@@ -170,7 +170,7 @@ def test_impossible_clips_are_refused(client, long, times):
 
 
 def test_a_clip_that_would_be_huge_is_refused(client, long, monkeypatch):
-    monkeypatch.setattr(clips, "LARGEST", 1000)
+    monkeypatch.setattr(clips, "LARGEST_CLIP", 1000)
     reply = client.get(f"/api/videos/{long}/clip?start=0&end=5")
     assert reply.status == 400 and b"choose a shorter moment" in reply.body
 
@@ -246,7 +246,7 @@ def test_what_is_no_picture_is_refused_and_the_server_lives_on(client):
 
 
 def test_a_picture_that_is_too_large_is_refused_before_it_is_read(client, monkeypatch):
-    monkeypatch.setattr(uploads, "LARGEST", 1000)
+    monkeypatch.setattr(uploads, "LARGEST_UPLOAD", 1000)
     assert send(client, jpeg((400, 300))).status == 413
     reply = send(client, iter([b"x" * 600] * 3))  # in parts, without a length
     assert reply.status == 413

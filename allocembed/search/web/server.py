@@ -47,7 +47,7 @@ from allocembed.search.web.uploads import Uploads, read_body, shrink
 WAITING = 16  # searches that may wait or run at the same time
 CUTS = 8  # clips that may wait or be cut at the same time
 LOOKS = 2  # closer looks at a moment that may wait or run at the same time
-MOST_LINES = 20_000  # of one video: a day of speech
+MOST_LINES_OF_PAGE = 20_000  # of one video: a day of speech
 COOKIE = "allocembed_token"
 LOCAL = ["localhost", "127.0.0.1", "::1", "[::1]"]
 HEADERS = {
@@ -184,7 +184,7 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
     def lines(video: VideoId) -> list[dict[str, Any]]:
         """What is said in a video, with times in seconds; the first lines if there are very many."""
         file_of(index, video)
-        return [asdict(line) for line in index.lines.lines_of(video)[:MOST_LINES]]
+        return [asdict(line) for line in index.lines.lines_of(video)[:MOST_LINES_OF_PAGE]]
 
     @app.get("/api/videos/{video}/film.jpg", response_class=Response)
     def strip(video: VideoId) -> Response:
