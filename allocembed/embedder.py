@@ -30,7 +30,7 @@ from allocembed.planner import Planner, Source
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
 from allocembed.video import Clip, DecodeLimits, PictureSource, Seek, read_picture
 
-SMALLEST = 1e-3  # scale of a picture under a small budget; it has one token at least
+SMALLEST_PICTURE_SCALE = 1e-3  # scale of a picture under a small budget; it has one token at least
 logger = logging.getLogger("allocembed")
 
 
@@ -213,7 +213,7 @@ class AllocEmbed(Planner):
     ) -> tuple[Allocation, Item]:
         """Allocate and patch a picture, a clip of one frame: at its native size, or as large as the budget allows."""
         geometry = self.backbone.inputs.picture_geometry
-        request = AllocationRequest(geometry, self.budget, (SMALLEST, 1.0))
+        request = AllocationRequest(geometry, self.budget, (SMALLEST_PICTURE_SCALE, 1.0))
         allocation = allocate_clip(clip, Plan(np.arange(1), np.ones(1), grow=False), request)
         prompt = Prompt(question, instruction, np.zeros(1), picture=True)
         return allocation, Item(prompt, _patch(self._send(clip), allocation, geometry))

@@ -20,8 +20,8 @@ from allocembed.kernels import find_kernel
 logger = logging.getLogger("allocembed")
 
 FORMAT = torch.float8_e4m3fn
-LARGEST = torch.finfo(FORMAT).max
-LEAST = 1e-12  # the largest value of a row of zeros
+LARGEST_FLOAT8 = torch.finfo(FORMAT).max
+LEAST_ROW_MAXIMUM = 1e-12  # the largest value of a row of zeros
 MULTIPLE = 16  # the products need widths that are multiples of this
 ROUNDED_PATHS = re.compile(r"\.\d+\.|\bmerger\.")  # paths of layers in the blocks of a model, and in Qwen-VL's merger
 KEPT = ("in_proj_a", "in_proj_b", "gate")  # few outputs that steer all others: decays, and the choice of experts
@@ -39,10 +39,10 @@ def round_rows(rows: torch.Tensor) -> Rounded:
     """
     kernel = own_kernel() if rows.is_cuda and not torch.compiler.is_compiling() else None
     if kernel is not None and kernel.fits(rows):
-        return kernel.round_rows(rows, FORMAT, LARGEST, LEAST)
-    top = rows.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
-    # Not LARGEST / top: torch takes that for a product with the reciprocal, which is rounded twice.
-    return (rows.float() * torch.full_like(top, LARGEST).div(top)).to(FORMAT), top / LARGEST
+        return kernel.round_rows(rows, FORMAT, LARGEST_FLOAT8, LEAST_ROW_MAXIMUM)
+    top = rows.abs().amax(-1, keepdim=True).float().clamp(min=LEAST_ROW_MAXIMUM)
+    # Not LARGEST_FLOAT8 / top: torch takes that for a product with the reciprocal, which is rounded twice.
+    return (rows.float() * torch.full_like(top, LARGEST_FLOAT8).div(top)).to(FORMAT), top / LARGEST_FLOAT8
 
 
 def own_kernel() -> ModuleType | None:

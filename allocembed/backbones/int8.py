@@ -13,7 +13,7 @@ from torch import nn
 from allocembed.backbones.rounded import RoundedLinear, replace_linears
 
 LEVELS = 127
-LEAST = 1e-12  # scale of a row of zeros
+LEAST_SCALE = 1e-12  # scale of a row of zeros
 BLOCK = 512  # rows at a time, so that intermediate tensors fit in the cache
 
 
@@ -24,7 +24,7 @@ class Int8Linear(RoundedLinear):
     def of(cls, layer: nn.Linear) -> Self:
         """Round the weights of a layer."""
         weight = layer.weight.detach().float()
-        scale = weight.abs().amax(1).clamp_(min=LEAST) / LEVELS
+        scale = weight.abs().amax(1).clamp_(min=LEAST_SCALE) / LEVELS
         return cls((weight / scale[:, None]).round_().to(torch.int8), scale, layer.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ class Int8Linear(RoundedLinear):
     def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows (N, in) to (N, out), float32."""
         rows = rows.float()  # first, because operations on two formats are not vectorised
-        level = rows.abs().amax(-1, keepdim=True).clamp_(min=LEAST).div_(LEVELS)
+        level = rows.abs().amax(-1, keepdim=True).clamp_(min=LEAST_SCALE).div_(LEVELS)
         rounded = (rows / level).round_().to(torch.int8)
         # Private, but the one product of int8 matrices that torch has, and what torchao calls.
         product = torch._int_mm(rounded, self.weight.t())  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]

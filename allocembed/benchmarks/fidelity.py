@@ -14,7 +14,7 @@ import numpy as np
 
 from allocembed.benchmarks.metrics import TIE, hits
 
-FEW = 8
+ENOUGH_VIDEOS = 8
 """With fewer videos, standard errors and intervals say little."""
 WITHIN = 0.02
 """What a cheaper setting may lose against the best one, as a share of the mean distance between two videos."""
@@ -334,8 +334,10 @@ def _beside_reference(table: FidelityTable, setting: Setting) -> str:
 def _warnings(table: FidelityTable, share: float, runner_up: Setting | None) -> list[str]:
     """What a reader of the recommendation must know."""
     warnings = []
-    if len(table) < FEW:
-        warnings.append(f"only {len(table)} videos: too few to tell methods apart; use {FEW} or more, better 64")
+    if len(table) < ENOUGH_VIDEOS:
+        warnings.append(
+            f"only {len(table)} videos: too few to tell methods apart; use {ENOUGH_VIDEOS} or more, better 64"
+        )
     if share < 0.8 and runner_up:
         warnings.append(
             f"not sure: {100 * (1 - share):.0f} % of the resamples lead to another choice, most often {runner_up}; "

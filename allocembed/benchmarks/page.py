@@ -25,7 +25,7 @@ from allocembed.output.files import write_text
 
 PER_TASK = 4  # queries shown
 WIDTH = 1200  # pixels of a filmstrip in the page
-LONGEST = 600  # characters shown of a query
+LONGEST_SHOWN_QUERY = 600  # characters shown of a query
 
 
 def examples(title: str, embedders: Mapping[str, AllocEmbed], results: EvaluationResults) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def save_page(
         tables=[render(f"## {table}") for table in tables],
         plots=[drawing[drawing.index("<svg") :] for drawing in drawings],
         examples=shown,
-        longest=LONGEST,
+        longest=LONGEST_SHOWN_QUERY,
     )
     write_text(path, page)
     return path

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from allocembed.backbones.devices import pick_device
 
-PATIENCE = timedelta(minutes=30)  # one process may decode slow videos while the others wait for it
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # one process may decode slow videos while the others wait for it
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Processes:
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
             torch.cuda.set_device(self.device)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=PATIENCE)
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
 
     @property
     def first(self) -> bool:

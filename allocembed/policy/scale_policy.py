@@ -1,8 +1,8 @@
 """The learned policy as a checkpoint: a folder with its config, its weights, and a model card.
 
 A policy depends on the features it was trained on, so its config names the preview model too. Saving, loading and
-pushing follow the hub's conventions. huggingface_hub's own mixin is not used: it prints to stdout, keeps an old model card,
-and can leave half-written files when killed.
+pushing follow the hub's conventions. huggingface_hub's own mixin is not used: it prints to stdout, keeps an old model
+card, and can leave half-written files when killed.
 """
 
 import json
@@ -101,13 +101,16 @@ class ScalePolicy(nn.Module):
         dtype: torch.dtype = torch.float32,
         state_dict: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Write config, weights and model card; `state_dict` are the gathered weights if the module's own are sharded."""
+        """Write config, weights and model card. Pass gathered weights as `state_dict` if the module's are sharded."""
         folder = Path(folder)
         weights = self.state_dict() if state_dict is None else state_dict
         weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
         with whole_file(folder / WEIGHTS) as scratch:
             scratch.write_bytes(save(weights, metadata={"format": "pt"}))
-        for name, text in ((CONFIG, json.dumps(self.config.as_dict(), indent=2) + "\n"), (MODEL_CARD, model_card(self.config))):
+        for name, text in (
+            (CONFIG, json.dumps(self.config.as_dict(), indent=2) + "\n"),
+            (MODEL_CARD, model_card(self.config)),
+        ):
             write_text(folder / name, text)
 
     @classmethod

@@ -20,9 +20,9 @@ from allocembed.errors import ConfigError, MissingDependency
 
 SCHEMES = ("s3", "gs")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-PATIENCE = timedelta(seconds=30)  # for one request and its repetitions
+REQUEST_TIMEOUT = timedelta(seconds=30)  # for one request and its repetitions
 RETRIES = 4
-AT_ONCE = 1000  # objects in one page of a list
+OBJECTS_PER_PAGE = 1000  # objects in one page of a list
 BAD_KEY = "its key has an empty, . or .. segment, or a control character; rename the object"
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
@@ -121,7 +121,7 @@ def list_objects(address: str, refused: dict[str, str] | None = None) -> Iterato
     last = ""
     try:
         with failures(address):
-            for page in _obstore().list(store, key or None, chunk_size=AT_ONCE):
+            for page in _obstore().list(store, key or None, chunk_size=OBJECTS_PER_PAGE):
                 for each in page:
                     last = each["path"]
                     yield _info(f"{scheme}://{bucket}/{last}", each)
@@ -239,8 +239,8 @@ def _bucket(scheme: str, bucket: str, options: tuple[tuple[str, str], ...], _pro
     _obstore()
     from obstore.store import GCSStore, S3Store
 
-    retries: Any = {"max_retries": RETRIES, "retry_timeout": PATIENCE}
-    client: Any = {"timeout": PATIENCE, "connect_timeout": timedelta(seconds=5)}
+    retries: Any = {"max_retries": RETRIES, "retry_timeout": REQUEST_TIMEOUT}
+    client: Any = {"timeout": REQUEST_TIMEOUT, "connect_timeout": timedelta(seconds=5)}
     given = dict(options)
     if given.pop("allow_http", ""):
         client["allow_http"] = True
