@@ -48,8 +48,8 @@ def nearest(learned: Learned, limit: int, seed: int) -> tuple[float, float, int]
     videos, previewer = nanoret.draw_videos("qa", limit, seed), learned.previewer
     per_chunk = previewer.frames_per_chunk
     questions, right = nanoret.questions(videos), []
-    for first in range(0, limit, nanoret.AT_ONCE):
-        chosen = range(first, min(first + nanoret.AT_ONCE, limit))
+    for first in range(0, limit, nanoret.VIDEOS_IN_MEMORY):
+        chosen = range(first, min(first + nanoret.VIDEOS_IN_MEMORY, limit))
         for number, clip in zip(chosen, nanoret.clips_of(videos, chosen, [24], previewer.device)[24], strict=True):
             question = questions[number]
             timeline = videos.timelines.select(np.array([number]))

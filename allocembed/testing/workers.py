@@ -25,7 +25,7 @@ import pytest
 from allocembed.errors import SearchError
 from allocembed.workers import Workers, WorkerShare
 
-PATIENCE = 30.0  # seconds in which an ended worker must be gone
+END_SECONDS = 30.0  # seconds in which an ended worker must be gone
 KILLS, KILLS_ONCE, FAILS, ENDS = 77, 78, 99, 55
 """Numbers that kill their worker always or once, that fail, and that end the run."""
 
@@ -179,7 +179,7 @@ class WorkersContract:
         with workers:
             list(workers.run(task, iter(range(100, 130)), DoublingWorker.give_up))
         if workers.apart and self.same_machine:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + END_SECONDS
             while alive := [name for name in _processes(task) if _is_alive(int(name))]:
                 assert time.monotonic() < deadline, f"{alive} are still there"
                 time.sleep(0.05)

@@ -21,7 +21,7 @@ from allocembed.video.packets import Demuxer, arrange
 
 PARSED = ("h264", "av1")  # FFmpeg looks into their packets to tell keyframes
 CODECS = (*PARSED, "hevc", "mpeg4")  # for others it changes lengths too
-LARGEST = (1 << 31) - 1  # FFmpeg takes longer frames for negative ones
+LARGEST_INT32 = (1 << 31) - 1  # FFmpeg takes longer frames for negative ones
 FARTHEST = 1 << 60  # byte or tick: sums do not overflow
 MOST_BOXES = 10_000
 MOST_BYTES = 1 << 28  # of a header: more than a hundred hours of film
@@ -95,13 +95,13 @@ def _read_samples(header: memoryview, track: int, total: int, rate: int, *, pars
     if b"stps" in boxes or any(box[4:8] == b"rap " for box in boxes[b"sbgp"]):
         raise OddFile
     lengths = _expand(_rows(_only(boxes, b"stts"), ">u4", 2), total)
-    if not total or lengths.max() > LARGEST:
+    if not total or lengths.max() > LARGEST_INT32:
         raise OddFile
     dts, delays, back = np.cumsum(lengths) - lengths, np.zeros(total, np.int64), 0
     if boxes[b"ctts"] and len(runs := _rows(_only(boxes, b"ctts"), ">i4", 2)):
         delays = _expand(runs, total)
         # FFmpeg moves decode times back if a delay is negative, and does not look at the last two.
-        back = min(LARGEST, -int(runs[:-2, 1].min(initial=0)))
+        back = min(LARGEST_INT32, -int(runs[:-2, 1].min(initial=0)))
     keys = np.full(total, not boxes[b"stss"])
     if boxes[b"stss"]:
         marks = _rows(_only(boxes, b"stss"), ">u4")[:, 0]

@@ -23,7 +23,7 @@ from allocembed.errors import ConfigError
 from allocembed.threads import limit_cores
 
 SECONDS = 5.0  # the most work of all workers together that a kill undoes
-MOST_SECONDS = 60.0  # of one worker
+MOST_COMMIT_SECONDS = 60.0  # of one worker
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -77,7 +77,7 @@ class WorkerShare:
     @property
     def commit_seconds(self) -> float:
         """Seconds after which a worker commits what is finished. All share one table."""
-        return min(MOST_SECONDS, SECONDS * self.workers)
+        return min(MOST_COMMIT_SECONDS, SECONDS * self.workers)
 
 
 class Worker(Protocol[Item_contra, Result_co]):

@@ -22,7 +22,7 @@ from allocembed.workers.hosted import HostedWorker
 from allocembed.workers.pool import Death, NoStart, PooledWorkers, Report
 
 GPU = "cuda"
-PATIENCE = 10.0  # seconds in which the system ends a process
+END_SECONDS = 10.0  # seconds in which the system ends a process
 
 
 class ProcessWorkers(PooledWorkers):
@@ -80,7 +80,7 @@ class _Process:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.join(PATIENCE)
+        self._process.join(END_SECONDS)
         self.line.close()
 
 

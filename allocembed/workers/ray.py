@@ -24,7 +24,7 @@ logger = logging.getLogger("allocembed")
 STORE_BYTES = 128 * 2**20  # Ray's shared memory on this machine: only a few hundred bytes of each video travel
 QUESTIONS = 200  # to an actor that does not answer, before it counts as dead
 PAUSE = 1.0  # seconds between them
-PATIENCE = 60.0  # seconds after which a line says what workers may be waiting for
+START_SECONDS = 60.0  # seconds after which a line says what workers may be waiting for
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class RayWorkers(PooledWorkers):
                 _connect(self._ray, address)
                 self._ours = True
             self._share, self._needs = _share_out(self._ray, self.options)
-        self._explain_at = time.monotonic() + PATIENCE
+        self._explain_at = time.monotonic() + START_SECONDS
         return self._share.workers
 
     def close(self) -> None:
@@ -132,8 +132,8 @@ class RayWorkers(PooledWorkers):
             needed = f"{self._needs['num_cpus']:g} CPUs and {self._needs['num_gpus']:g} GPUs"
             left = f"{free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs"
             logger.warning(
-                f"{starting} of {self._share.workers} workers are not ready after {PATIENCE:g} s: each needs {needed}, "
-                f"and {left} of the cluster are free; if no model is being loaded, end other programs there, or lower "
+                f"{starting} of {self._share.workers} workers are not ready after {START_SECONDS:g} s: each needs "
+                f"{needed}, and {left} of the cluster are free; if no model is being loaded, end other programs there, or lower "
                 "--workers or --gpus-per-worker"
             )
 

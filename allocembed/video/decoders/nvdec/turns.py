@@ -9,8 +9,8 @@ from threading import Condition
 
 RECENT = 0.3  # share of the newest file in what a file is expected to take
 FORGET = 0.995  # what the cores took counts less with each file that finds no place, so that they are tried again
-LONGEST = 5.0  # seconds to wait for a place where the cores can take the file
-PATIENCE = 30.0  # seconds to wait where they cannot
+LONGEST_TURN_WAIT = 5.0  # seconds to wait for a place where the cores can take the file
+LONGEST_WAIT = 30.0  # seconds to wait where they cannot
 KEPT = 0.25  # seconds for which places beside a file's own are kept until it uses them
 
 
@@ -36,7 +36,7 @@ class Turns:
 
     def wait_for_place(self, work: int) -> Place | None:
         """Take a place on the GPU; None if none becomes free, as where one thread has many files open."""
-        return self._take(work, PATIENCE)
+        return self._take(work, LONGEST_WAIT)
 
     def take_place(self, work: int) -> Place | None:
         """Take a place on the GPU; None if the cores would finish the file before the GPU could."""
@@ -52,13 +52,13 @@ class Turns:
         """Seconds that it is worth to wait for a place; 0 if none is expected to be free in time."""
         with self._changed:
             if self._beside:
-                return LONGEST  # they will be free soon
+                return LONGEST_TURN_WAIT  # they will be free soon
             if self.gpu is None or self.cores is None:
-                return LONGEST
+                return LONGEST_TURN_WAIT
             self.cores *= FORGET
             gpu = self.gpu * work
             saved = self.cores * work - gpu
-            return min(saved, LONGEST) if saved > gpu * (self._waiting + 1) / self.places else 0.0
+            return min(saved, LONGEST_TURN_WAIT) if saved > gpu * (self._waiting + 1) / self.places else 0.0
 
     def note_cores(self, seconds: float, work: int) -> None:
         """The cores have decoded a file."""
