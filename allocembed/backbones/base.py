@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from allocembed.backbones.batches import UnderWay, group_rows
+from allocembed.backbones.batches import PendingVectors, group_rows
 from allocembed.backbones.variants import Look, LookSize, Variants, whole_variants
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError
@@ -320,7 +320,9 @@ class Backbone(ABC):
         return self.begin(items, batching=batching, batch_tokens=batch_tokens).vectors()
 
     @torch.inference_mode()
-    def begin(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> "UnderWay":
+    def begin(
+        self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384
+    ) -> "PendingVectors":
         """Begin to embed items. A GPU goes on by itself, so that what comes next can be prepared meanwhile."""
         if batching not in ("pad", "pack"):
             raise ValueError(f"batching must be pad or pack, not {batching!r}")
@@ -333,4 +335,4 @@ class Backbone(ABC):
         if on_gpu:
             done = torch.cuda.Event()
             done.record(torch.cuda.current_stream(self.device))
-        return UnderWay(items, batches, made, self.dim, done)
+        return PendingVectors(items, batches, made, self.dim, done)
