@@ -68,7 +68,7 @@ SIZES = {"target": "text", "width": 192, "heads": 6, "rollouts": 16, "scale_rang
 """Smaller than the shipped allocator, so that all rows fit onto one GPU; and texts as targets, as in the paper."""
 
 
-class Requested(Learned):
+class RequestedScales(Learned):
     """The policy's scales as they are, whatever they cost."""
 
     name = "requested"
@@ -149,14 +149,14 @@ def run_row(backbone: Backbone, name: str, changes: dict[str, Any], options: arg
         raise SystemExit(128 + progress.stopped_by)  # the next run continues this row
     policy = ScalePolicy.from_pretrained(folder / BEST)
     previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
-    embedders = {cls.name: AllocEmbed(backbone, cls(policy, previewer)) for cls in (Learned, Requested)}
+    embedders = {cls.name: AllocEmbed(backbone, cls(policy, previewer)) for cls in (Learned, RequestedScales)}
     rows = nanoret.evaluate_embedders(embedders, limit=3 if options.tiny else options.limit, seed=CHECK_SEED)
     result = {
         "row": name,
         "steps": progress.step,
         "seconds": round(time.monotonic() - started),
         "projected": summary([row for row in rows if row.method == Learned.name]),
-        "requested": summary([row for row in rows if row.method == Requested.name]),
+        "requested": summary([row for row in rows if row.method == RequestedScales.name]),
         "subsets": [asdict(row) for row in rows],
     }
     with whole_file(found) as scratch:

@@ -64,7 +64,7 @@ DECAY = 0.35  # share of a stage over which the learning rate falls to zero
 Losses = dict[str, torch.Tensor]
 
 
-class Trainer:
+class BackboneTrainer:
     """Renders, cuts, embeds and scores batches on one device."""
 
     def __init__(self, backbone: Backbone, device: torch.device, atlas: world.Atlas) -> None:
@@ -299,7 +299,7 @@ def train(options: argparse.Namespace) -> None:
             layer.compile(dynamic=True)
     else:
         fuse_norms(model)
-    trainer = Trainer(backbone, device, atlas)
+    trainer = BackboneTrainer(backbone, device, atlas)
     reading = partial(make_reading, backbone, options.chunks)
     batches = partial(make_batch, backbone, options.batch, ASK_SHARE, GLIMPSE_STEPS if options.init else 0)
     read, embed = partial(trainer.reading_losses, heads=heads), partial(trainer.losses, heads=heads)

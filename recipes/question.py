@@ -17,7 +17,7 @@ import copy
 import numpy as np
 import torch
 import torch.nn.functional as F
-from limits import Blindfolded, Oracle
+from limits import Oracle, QuestionBlind
 
 from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import load_allocator
@@ -37,7 +37,7 @@ def main() -> None:
     learned = load_allocator("learned", backbone)
     alone, better, count = nearest(learned, options.limit, options.seed)
     print(f"the nearest chunk is the one asked about: {alone:.1%} of {count}; minus the default task: {better:.1%}")
-    methods = [Blindfolded(learned), learned, *(changed(learned, given) for given in options.asked)]
+    methods = [QuestionBlind(learned), learned, *(changed(learned, given) for given in options.asked)]
     methods.append(Oracle(options.limit, options.seed, given_question=True))
     for score in nanoret.evaluate(backbone, methods, subsets=["qa"], limit=options.limit, seed=options.seed):
         print(f"{score.method}: {score.hit1:.1f} % of {score.n}, cost {score.cost:.3f}×")
