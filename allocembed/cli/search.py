@@ -143,7 +143,7 @@ def _add_once(
     if index is None:
         _check_sources(sources)
         index = VideoIndex.create(to, config, segments=segments or "auto", workers=workers)
-        if not workers.apart:
+        if not workers.separate:
             _suggest_smaller(index)
     with progress("indexing") as shown:
 

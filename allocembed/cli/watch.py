@@ -100,7 +100,7 @@ class IndexUpdater:
             self.index = VideoIndex.create(
                 self.to, self.config, segments=segments, embedder=self.embedder, workers=self.workers
             )
-            if self.workers is None or not self.workers.apart:
+            if self.workers is None or not self.workers.separate:
                 self.embedder = self.index.embedder
         elif self.index is None:
             self.index = VideoIndex.open(self.to, self.config, segments=self.segments, embedder=self.embedder)

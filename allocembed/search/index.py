@@ -60,13 +60,13 @@ class VideoIndex:
     ) -> VideoIndex:
         """Make an empty index. If an embedder is given, it must have been made from `config`.
 
-        Workers apart load the model to see what an index must hold of it, so that it is not loaded here.
+        Separate workers load the model to see what an index must hold of it, so that it is not loaded here.
         """
         uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
         store = store_of(uri)
         store.check_free(uri)  # before a model is loaded
-        if embedder is None and workers is not None and workers.apart:
+        if embedder is None and workers is not None and workers.separate:
             [settings] = workers.run(SettingsTask(settings), iter([None]), _no_settings)
         else:
             given, embedder = embedder is not None, embedder or _load(config)

@@ -48,7 +48,7 @@ class IndexTask:
 
     def __call__(self, share: WorkerShare) -> IndexWorker:
         share.take()
-        if share.apart:
+        if share.separate:
             _ = self.index.embedder  # loaded now, and not for the first new content
         return IndexWorker(self.index, self.commit, share.commit_seconds, self.readers)
 

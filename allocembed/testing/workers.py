@@ -102,7 +102,7 @@ class WorkersContract:
     def test_every_item_gets_one_result(self, workers: Workers, task: DoublingTask) -> None:
         results = list(workers.run(task, iter(range(100, 400)), DoublingWorker.give_up))
         assert sorted(results) == [(number, 2 * number) for number in range(100, 400)]
-        assert (str(os.getpid()) in _processes(task)) != workers.apart
+        assert (str(os.getpid()) in _processes(task)) != workers.separate
 
     def test_without_items_nothing_is_started(self, workers: Workers, task: DoublingTask) -> None:
         assert list(workers.run(task, iter([]), DoublingWorker.give_up)) == []
@@ -178,7 +178,7 @@ class WorkersContract:
     def test_leaving_the_block_ends_the_workers(self, workers: Workers, task: DoublingTask) -> None:
         with workers:
             list(workers.run(task, iter(range(100, 130)), DoublingWorker.give_up))
-        if workers.apart and self.same_machine:
+        if workers.separate and self.same_machine:
             deadline = time.monotonic() + END_SECONDS
             while alive := [name for name in _processes(task) if _is_alive(int(name))]:
                 assert time.monotonic() < deadline, f"{alive} are still there"
@@ -188,7 +188,7 @@ class WorkersContract:
         share = pickle.loads(pickle.dumps(WorkerShare(2, 3, True)))
         assert share == WorkerShare(2, 3, True)
         made = list(workers.run(_ShareTask(), iter([0]), DoublingWorker.give_up))
-        assert made[0][1].cores >= 1 and made[0][1].workers >= 1 and made[0][1].apart == workers.apart
+        assert made[0][1].cores >= 1 and made[0][1].workers >= 1 and made[0][1].separate == workers.separate
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ WORKERS = Names[type[Workers]](
 def find_workers(engine: str = "inline", options: WorkerOptions = WorkerOptions()) -> Workers:  # noqa: B008 (frozen)
     """The workers of an engine, by name. Options that name devices mean processes.
 
-    >>> find_workers().apart, find_workers("inline", WorkerOptions(devices="cpu,cpu")).apart
+    >>> find_workers().separate, find_workers("inline", WorkerOptions(devices="cpu,cpu")).separate
     (False, True)
     """
     if engine == "inline" and options.devices is not None:

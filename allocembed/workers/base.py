@@ -65,13 +65,13 @@ class WorkerShare:
     cores: int
     workers: int
     """How many workers there are."""
-    apart: bool
+    separate: bool
     """Whether the worker has a process of its own. It then loads its model at once: no item may be blamed for a model
     that does not fit."""
 
     def take(self) -> None:
         """Limit a process of its own to its cores."""
-        if self.apart:
+        if self.separate:
             limit_cores(self.cores)
 
     @property
@@ -100,7 +100,7 @@ GiveUp = Callable[[Item, str], Result]
 class Workers(ABC):
     """Some workers. Leaving the `with` block ends them. They stay up between runs of an equal task."""
 
-    apart: ClassVar[bool] = True
+    separate: ClassVar[bool] = True
     """Whether the workers are other processes, so that this one needs no model."""
 
     def __init__(self, options: WorkerOptions) -> None:

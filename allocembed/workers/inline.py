@@ -15,7 +15,7 @@ PORTION = 1024  # items at once: rarely enough that the pipeline of the worker h
 class InlineWorkers(Workers):
     """Does the work in the thread of the caller. Results come as soon as the worker yields them."""
 
-    apart = False
+    separate = False
 
     def __init__(self, options: WorkerOptions) -> None:
         super().__init__(options)
@@ -26,5 +26,5 @@ class InlineWorkers(Workers):
     ) -> Generator[Result, None, None]:
         worker: Any = None
         while portion := list(islice(items, PORTION)):
-            worker = worker or task(WorkerShare(core_count(), 1, self.apart))
+            worker = worker or task(WorkerShare(core_count(), 1, self.separate))
             yield from worker.work(portion, again=False)

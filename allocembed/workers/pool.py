@@ -26,42 +26,42 @@ DIED = "the worker died {} times while it read this file; the file may be damage
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkerReport:
     """What an engine says about one of its workers."""
 
     worker: int
 
 
-class Ready(Report):
+class ReadyReport(WorkerReport):
     """It has been started, and waits for work."""
 
 
 @dataclass(frozen=True)
-class NoStart(Report):
+class StartFailure(WorkerReport):
     """It could not be started, and will not be."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
-class Results(Report):
+class ResultReport(WorkerReport):
     """It has done its portion."""
 
     results: Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Failure(Report):
+class ErrorReport(WorkerReport):
     """Its portion raised an error; it waits for work."""
 
     error: Exception
 
 
-class Death(Report):
+class DeathReport(WorkerReport):
     """It died with its portion, and must be started again."""
 
 
-class LostAnswer(Report):
+class LostAnswerReport(WorkerReport):
     """The answer to its portion was lost, as when a connection breaks; it lives, and waits for work."""
 
 
@@ -116,7 +116,7 @@ class PooledWorkers(Workers):
         """Give a portion to a worker that waits for work."""
 
     @abstractmethod
-    def wait(self) -> Sequence[Report]:
+    def wait(self) -> Sequence[WorkerReport]:
         """Wait until there is anything to report."""
 
     @abstractmethod
@@ -185,26 +185,26 @@ class PooledWorkers(Workers):
         self._states[worker].portion = portion
         self.give(worker, portion.items, portion.again)
 
-    def _take(self, report: Report, give_up: GiveUp[Any, Result]) -> Sequence[Result]:
+    def _take(self, report: WorkerReport, give_up: GiveUp[Any, Result]) -> Sequence[Result]:
         """What a report says about items: their results, if they have any now."""
         state = self._states[report.worker]
         portion, state.portion = state.portion, None
         match report:
-            case Ready():
+            case ReadyReport():
                 state.ready = True
-            case NoStart():
+            case StartFailure():
                 self._without(report.worker, report.error)
-            case Results():
+            case ResultReport():
                 return report.results
-            case Failure():
+            case ErrorReport():
                 if isinstance(report.error, AllocEmbedError):
                     raise report.error
                 return self._blame(portion, f"it cannot be read ({_brief(report.error)})", give_up)
-            case Death():
+            case DeathReport():
                 state.ready = False
                 self.start(report.worker, self._task)
                 return self._blame(portion, DIED.format(ATTEMPTS), give_up)
-            case LostAnswer():
+            case LostAnswerReport():
                 return self._lost(portion, give_up)
         return ()
 

@@ -17,7 +17,14 @@ from typing import Any
 from allocembed.errors import ConfigError, MissingDependency
 from allocembed.workers.base import Task, WorkerOptions, WorkerShare
 from allocembed.workers.hosted import HostedWorker
-from allocembed.workers.pool import Death, Failure, LostAnswer, NoStart, PooledWorkers, Report
+from allocembed.workers.pool import (
+    DeathReport,
+    ErrorReport,
+    LostAnswerReport,
+    PooledWorkers,
+    StartFailure,
+    WorkerReport,
+)
 
 logger = logging.getLogger("allocembed")
 
@@ -50,7 +57,7 @@ class RayWorkers(PooledWorkers):
         self._ray: Any = None
         self._ours = False
         """Whether this object has connected to the cluster, and not the program."""
-        self._share = WorkerShare(0, 0, self.apart)
+        self._share = WorkerShare(0, 0, self.separate)
         self._needs: dict[str, float] = {}
         """What each actor needs, in Ray's words."""
         self._actors: dict[int, _Actor] = {}
@@ -87,7 +94,7 @@ class RayWorkers(PooledWorkers):
         actor = self._actors[worker]
         actor.method, actor.answer = method, getattr(actor.handle, method).remote(*arguments)
 
-    def wait(self) -> Sequence[Report]:
+    def wait(self) -> Sequence[WorkerReport]:
         while True:
             answers = {actor.answer: worker for worker, actor in self._actors.items() if actor.answer is not None}
             left = None if self._explain_at is None else max(0.0, self._explain_at - time.monotonic())
@@ -97,7 +104,7 @@ class RayWorkers(PooledWorkers):
             elif report := self._hear(answers[ready[0]]):
                 return [report]
 
-    def _hear(self, worker: int) -> Report | None:
+    def _hear(self, worker: int) -> WorkerReport | None:
         """What the answer of an actor says; None if it must be asked again."""
         actor, errors = self._actors[worker], self._ray.exceptions
         answer, actor.answer = actor.answer, None
@@ -106,11 +113,11 @@ class RayWorkers(PooledWorkers):
         except errors.RayActorError as error:
             return self._unanswered(worker, error)
         except errors.RayError as error:  # such as one of its own memory
-            return Failure(worker, error) if actor.method == "work" else NoStart(worker, error)
+            return ErrorReport(worker, error) if actor.method == "work" else StartFailure(worker, error)
         actor.questions = 0
-        return report or LostAnswer(worker)
+        return report or LostAnswerReport(worker)
 
-    def _unanswered(self, worker: int, error: Exception) -> Report | None:
+    def _unanswered(self, worker: int, error: Exception) -> WorkerReport | None:
         """A worker whose connection broke may live: it is asked until Ray knows."""
         actor = self._actors[worker]
         if isinstance(error, self._ray.exceptions.ActorUnavailableError) and actor.questions < QUESTIONS:
@@ -118,7 +125,7 @@ class RayWorkers(PooledWorkers):
             actor.questions += 1
             self._ask(worker, *(["begin", actor.begun_with] if actor.method == "begin" else ["is_there"]))
             return None
-        return NoStart(worker, error) if actor.method == "begin" else Death(worker)
+        return StartFailure(worker, error) if actor.method == "begin" else DeathReport(worker)
 
     def end(self, worker: int) -> None:
         self._ray.kill(self._actors.pop(worker).handle)
@@ -133,8 +140,8 @@ class RayWorkers(PooledWorkers):
             left = f"{free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs"
             logger.warning(
                 f"{starting} of {self._share.workers} workers are not ready after {START_SECONDS:g} s: each needs "
-                f"{needed}, and {left} of the cluster are free; if no model is being loaded, end other programs there, or lower "
-                "--workers or --gpus-per-worker"
+                f"{needed}, and {left} of the cluster are free; if no model is being loaded, end other programs there, "
+                "or lower --workers or --gpus-per-worker"
             )
 
 
@@ -180,4 +187,4 @@ def _share_out(ray: Any, options: WorkerOptions) -> tuple[WorkerShare, dict[str,
         rich = [node for node in named if node.get("GPU", 0.0) >= each]
         share = min([share, *(node.get("CPU", 1.0) / int(node["GPU"] / each) for node in rich)])
     needs = {"num_cpus": float(int(share)) if share >= 1 else share, "num_gpus": each}
-    return WorkerShare(max(1, int(share)), workers, apart=True), needs
+    return WorkerShare(max(1, int(share)), workers, separate=True), needs

@@ -33,8 +33,8 @@ Sentence = Annotated[str, Parameter(max_length=LONGEST_QUERY)]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A search as it was asked for."""
+class SearchRequest:
+    """The parameters of one search."""
 
     texts: tuple[str, ...]
     unlike: tuple[str, ...]
@@ -52,7 +52,7 @@ def chosen(filters: Filters) -> Filters:
     return filters
 
 
-def asked(
+def search_request(
     filters: Annotated[Filters, Depends(chosen)],
     q: Annotated[list[Sentence], Parameter(max_length=SENTENCES, description="What the video shows.")] = [],  # noqa: B006
     unlike: Annotated[
@@ -62,9 +62,9 @@ def asked(
     dedupe: Annotated[bool, Parameter(description="Leave out near-duplicates of better hits.")] = False,
     top: Top = 12,
     min_score: MinScore = None,
-) -> Asked:
-    """The parameters of a search."""
-    return Asked(tuple(q), tuple(unlike), filters, said, dedupe, top, min_score)
+) -> SearchRequest:
+    """Read the parameters of a search from a request."""
+    return SearchRequest(tuple(q), tuple(unlike), filters, said, dedupe, top, min_score)
 
 
 class Answers:
@@ -82,7 +82,7 @@ class Answers:
         more = {"notice": toy_notice(str(about["backbone"])), "folders": list(self.folders.names())}
         return about | names | more
 
-    def search(self, wanted: Asked, picture: bytes | None = None) -> list[dict[str, Any]]:
+    def search(self, wanted: SearchRequest, picture: bytes | None = None) -> list[dict[str, Any]]:
         """Hits of a search by sentences, a picture, or both."""
         for sentence in (*wanted.texts, *wanted.unlike, *(() if wanted.texts or picture else ("",))):
             check_query(sentence)

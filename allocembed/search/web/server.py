@@ -37,7 +37,7 @@ try:
 except ImportError as error:
     raise MissingDependency("the search page", "FastAPI and uvicorn", "search") from error
 
-from allocembed.search.web.answers import Answers, Asked, MinScore, Top, asked, chosen
+from allocembed.search.web.answers import Answers, MinScore, SearchRequest, Top, chosen, search_request
 from allocembed.search.web.clips import check_clip, clip_response, is_uncut, whole_response
 from allocembed.search.web.connections import KEEP_ALIVE, limit_connections
 from allocembed.search.web.limits import FileContents, WorkQueue, is_loopback
@@ -123,13 +123,15 @@ def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
         return answers.info()
 
     @app.get("/api/search")
-    def search(wanted: Annotated[Asked, Depends(asked)]) -> list[dict[str, Any]]:
+    def search(wanted: Annotated[SearchRequest, Depends(search_request)]) -> list[dict[str, Any]]:
         """Videos that match sentences, best first, each with its best moment."""
         with queue.place():
             return answers.search(wanted)
 
     @app.post("/api/search/image", openapi_extra={"requestBody": {"content": {"image/*": {}}, "required": True}})
-    async def search_image(request: Request, wanted: Annotated[Asked, Depends(asked)]) -> list[dict[str, Any]]:
+    async def search_image(
+        request: Request, wanted: Annotated[SearchRequest, Depends(search_request)]
+    ) -> list[dict[str, Any]]:
         """Videos that show what a picture shows, which is the body of the request: JPEG, PNG or WebP."""
 
         def find(body: bytes) -> list[dict[str, Any]]:
