@@ -36,7 +36,7 @@ from allocembed.video import open_video
 from allocembed.video.decoders.nvdec.bitstream import describe
 from allocembed.video.decoders.nvdec.gpu import Nvdec, find_library
 from allocembed.video.decoders.nvdec.groups import Group, GroupReader
-from allocembed.video.decoders.nvdec.sessions import Session, Slot
+from allocembed.video.decoders.nvdec.sessions import DecoderSlot, Session
 from allocembed.video.packets import Demuxer
 
 FRAMES = 24
@@ -116,7 +116,7 @@ class Pictures:
             self.batches = [b for group in groups for b in reader.batches(group, together, lambda _: False)[1]]
             reader.close()
             size = demuxer.stream.height, demuxer.stream.width
-        self.sessions = [Session(library, Slot(device), stream.codec, size) for _ in range(threads)]
+        self.sessions = [Session(library, DecoderSlot(device), stream.codec, size) for _ in range(threads)]
 
     def decode(self, number: int, more: Callable[[], bool]) -> int:
         session, count = self.sessions[number], 0

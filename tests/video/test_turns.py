@@ -6,12 +6,12 @@ import time
 import pytest
 
 from allocembed.video.decoders.nvdec import turns
-from allocembed.video.decoders.nvdec.turns import Place, Turns
+from allocembed.video.decoders.nvdec.turns import DecoderPlace, Turns
 
 WORK = 1280 * 720
 
 
-def fill(turns: Turns) -> list[Place]:
+def fill(turns: Turns) -> list[DecoderPlace]:
     """Take all places, each alone."""
     taken = []
     for _ in range(turns.places):

@@ -18,9 +18,9 @@ import numpy as np
 
 from allocembed.video.decoders.base import FrameTable, SampleLayout, TableMismatch
 from allocembed.video.decoders.nvdec import CannotDecodeHere
-from allocembed.video.decoders.nvdec.bitstream import Entry, Stream
+from allocembed.video.decoders.nvdec.bitstream import StartPoint, Stream
 from allocembed.video.decoders.nvdec.display import Display
-from allocembed.video.decoders.nvdec.sessions import Session, Slot, Surface
+from allocembed.video.decoders.nvdec.sessions import DecoderSlot, Session, Surface
 from allocembed.video.decoders.pyav import SEEK_COST
 
 READ = 1 << 22  # bytes to read at once, unless one picture has more
@@ -122,7 +122,9 @@ class GroupReader:
     def close(self) -> None:
         self.file.close()
 
-    def batches(self, group: Group, most: int, left_out: Callable[[int], bool]) -> tuple[Entry, Iterator[PictureBatch]]:
+    def batches(
+        self, group: Group, most: int, left_out: Callable[[int], bool]
+    ) -> tuple[StartPoint, Iterator[PictureBatch]]:
         """Where decoding can start with a group, and its batches, of at most that many pictures.
 
         `left_out` says of a time whether its picture is left out if no other one refers to it.
@@ -188,7 +190,9 @@ class GroupDecoder:
     What a group leaves in the session comes out when the next one begins, or in the end.
     """
 
-    def __init__(self, slot: Slot, session: Session, reader: GroupReader, display: Display, *, spares: bool) -> None:
+    def __init__(
+        self, slot: DecoderSlot, session: Session, reader: GroupReader, display: Display, *, spares: bool
+    ) -> None:
         self.slot, self.session, self.reader, self.display, self.spares = slot, session, reader, display, spares
         self.most = max(1, min(TOGETHER, TOGETHER_BYTES // display.bytes))
         self.order = Order(self._keep)
@@ -204,9 +208,9 @@ class GroupDecoder:
     def decode(self, table: FrameTable, group: Group) -> Iterator[tuple[int, Surface]]:
         """Yield wanted frames and their numbers, also those of the group before."""
         entry, batches = self.reader.batches(group, self.most, self._is_spare)
-        if entry is Entry.NOWHERE:
+        if entry is StartPoint.NOWHERE:
             raise OpenGroup
-        if entry is Entry.AFTER_END:
+        if entry is StartPoint.AFTER_END:
             yield from self.finish()
         self.order.want(table, group.wanted)
         for batch in batches:

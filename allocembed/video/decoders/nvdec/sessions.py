@@ -35,7 +35,7 @@ class Session:
     if their parameter sets are equal.
     """
 
-    def __init__(self, library: Any, slot: Slot, codec: str, size: tuple[int, int]) -> None:
+    def __init__(self, library: Any, slot: DecoderSlot, codec: str, size: tuple[int, int]) -> None:
         self.library, self.fed, self.running = library, False, False
         self.pictures = 0
         """Decoded so far, of all files."""
@@ -84,7 +84,7 @@ class Session:
         return [Surface(frame.timestamp, frame) for frame in frames]
 
 
-class Slot:
+class DecoderSlot:
     """A stream of the GPU for one file at a time, and the sessions that last worked in it."""
 
     def __init__(self, device: torch.device) -> None:

@@ -30,15 +30,15 @@ class Turns:
         self._free = places
         self._changed = Condition()
         self._beside = 0  # places that files have beside their own
-        self._unused: list[Place] = []  # files' own places, where those beside are not in use yet
+        self._unused: list[DecoderPlace] = []  # files' own places, where those beside are not in use yet
         self._waiting = 0
         self._known = False  # what the cores take
 
-    def wait_for_place(self, work: int) -> Place | None:
+    def wait_for_place(self, work: int) -> DecoderPlace | None:
         """Take a place on the GPU; None if none becomes free, as where one thread has many files open."""
         return self._take(work, LONGEST_WAIT)
 
-    def take_place(self, work: int) -> Place | None:
+    def take_place(self, work: int) -> DecoderPlace | None:
         """Take a place on the GPU; None if the cores would finish the file before the GPU could."""
         if place := self._take(work, 0.0):
             return place
@@ -79,7 +79,7 @@ class Turns:
             self._free += count
             self._changed.notify(count)
 
-    def widen(self, place: Place) -> None:
+    def widen(self, place: DecoderPlace) -> None:
         """Give a file places beside its own, if it has none: half of those that are free."""
         with self._changed:
             if place.held and not place.beside:
@@ -87,7 +87,7 @@ class Turns:
                 self._free -= place.beside
                 self._beside += place.beside
 
-    def use_beside(self, place: Place, most: int) -> int:
+    def use_beside(self, place: DecoderPlace, most: int) -> int:
         """Use up to `most` of the places beside one, and free the others; return how many are used."""
         with self._changed:
             if place in self._unused:
@@ -98,7 +98,7 @@ class Turns:
             self.free(spare)
             return place.beside
 
-    def _take(self, work: int, patience: float) -> Place | None:
+    def _take(self, work: int, patience: float) -> DecoderPlace | None:
         end = time.monotonic() + patience
         with self._changed:
             while not self._free:
@@ -111,7 +111,7 @@ class Turns:
                     return None
                 self._changed.wait(min([end, *(place.began + KEPT for place in self._unused)]) - now)
             self._free -= 1
-            place = Place(self, work)
+            place = DecoderPlace(self, work)
             self.widen(place)
             if place.beside:
                 self._unused.append(place)
@@ -128,7 +128,7 @@ class Turns:
                 self._waiting -= 1
 
 
-class Place:
+class DecoderPlace:
     """A place on the GPU, from now on until it is given back, and perhaps others beside it."""
 
     def __init__(self, turns: Turns, work: int) -> None:
