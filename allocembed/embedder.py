@@ -24,7 +24,7 @@ from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError, MissingDependency, VideoBudgetError
-from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
+from allocembed.execution.stream import BATCH, Prepared, PrepareResources, embed_items, embed_jobs
 from allocembed.geometry import Geometry
 from allocembed.planner import Planner, Source
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
@@ -279,10 +279,12 @@ class AllocEmbed(Planner):
 
         decoders = self.decoders  # an option that cannot be met is no fault of the videos
 
-        def prepare(job: tuple[Source, str | None], worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
-            clip = self.read(job[0], decoder_threads=worker.decoder_threads, on_device=True)
+        def prepare(
+            job: tuple[Source, str | None], resources: PrepareResources
+        ) -> Iterator[Prepared[tuple[str, Allocation]]]:
+            clip = self.read(job[0], decoder_threads=resources.decoder_threads, on_device=True)
             try:
-                with worker.lane():
+                with resources.lane():
                     allocation, item = self.prepare(clip, job[1], instruction)
             except BudgetError as error:
                 raise VideoBudgetError(clip.source, str(error)) from error
@@ -313,9 +315,9 @@ class AllocEmbed(Planner):
         for text in filter(None, (question, instruction)):
             self.backbone.check_text(text)  # before any picture is decoded for it
 
-        def prepare(source: PictureSource, worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
+        def prepare(source: PictureSource, resources: PrepareResources) -> Iterator[Prepared[tuple[str, Allocation]]]:
             clip = read_picture(source, self.config.limits)
-            with worker.lane():
+            with resources.lane():
                 allocation, item = self.prepare_picture(clip, question, instruction)
             yield Prepared(item, (clip.source, allocation))
 

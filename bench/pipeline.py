@@ -38,7 +38,7 @@ from shapes import SHAPES, make_allocator, make_backbone
 
 from allocembed.allocators.base import Allocator, Plan
 from allocembed.backbones.base import Backbone, Item
-from allocembed.backbones.batches import UnderWay
+from allocembed.backbones.batches import PendingVectors
 from allocembed.budget import Allocation
 from allocembed.config import Seek
 from allocembed.embedder import AllocEmbed, Failure
@@ -94,17 +94,17 @@ class TimedEmbedder(AllocEmbed):
 
 def time_backbone(backbone: Backbone) -> None:
     """Measure every call of the backbone, by the loop and by `stream`: to begin, and to wait for the vectors."""
-    begin, wait = backbone.begin, UnderWay.vectors
+    begin, wait = backbone.begin, PendingVectors.vectors
 
-    def timed_begin(items: Sequence[Item], **options: Any) -> UnderWay:
+    def timed_begin(items: Sequence[Item], **options: Any) -> PendingVectors:
         with TimedEmbedder.parts("backbone"):
             return begin(items, **options)
 
-    def timed_wait(begun: UnderWay) -> torch.Tensor:
+    def timed_wait(begun: PendingVectors) -> torch.Tensor:
         with TimedEmbedder.parts("backbone"):
             return wait(begun)
 
-    backbone.begin, UnderWay.vectors = timed_begin, timed_wait
+    backbone.begin, PendingVectors.vectors = timed_begin, timed_wait
 
 
 @contextmanager

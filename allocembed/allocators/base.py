@@ -118,7 +118,7 @@ class Footage:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedScales:
     """Scales within the budget, for K plans of each of b videos."""
 
     scales: np.ndarray
@@ -139,7 +139,7 @@ def allocate(
     grow: bool = True,
     bounded: bool = True,
     rungs: int = 0,
-) -> Fitted:
+) -> FittedScales:
     """Turn requested scales (b, K, C) into grids within the budget: equation 3. `rungs` puts scales on a ladder.
 
     >>> qwen2 = Geometry(14, 2, (0.5,) * 3, (0.5,) * 3, 1, 10**6)
@@ -168,7 +168,7 @@ def allocate(
     else:
         grids = grids_at(scales, sides)
     costs = [base_cost(bases[total], budget.base_frames, total, per_chunk) for total in footage.totals]
-    return Fitted(scales, grids, limits, np.array(costs))
+    return FittedScales(scales, grids, limits, np.array(costs))
 
 
 def allocate_clip(clip: Clip, plan: Plan, request: AllocationRequest) -> Allocation:

@@ -17,7 +17,7 @@ POWERS = (0.7, 0.5)
 """Of the learned scales and of sensitivity's. Both are noisy, so neither counts in full."""
 
 
-class Both(Allocator):
+class ScaleProduct(Allocator):
     """Keeps all candidates; a chunk's scale is a product. A question is for the learned allocator alone to decide,
     because sensitivity gains nothing there."""
 

@@ -19,7 +19,7 @@ KEPT = 256  # blocks of one file in memory
 CHANGED = "it was changed or replaced while it was read; read it again"
 
 
-class _Positioned(io.RawIOBase):
+class _SeekableFile(io.RawIOBase):
     """A file of known size that can be read and sought."""
 
     def __init__(self, name: str, size: int) -> None:
@@ -51,7 +51,7 @@ class _Positioned(io.RawIOBase):
         """The bytes start <= position < end."""
 
 
-class RangedFile(_Positioned):
+class RangedFile(_SeekableFile):
     """An object as a file that can be read and sought. It fails if the object is replaced meanwhile."""
 
     def __init__(self, address: str, info: ObjectInfo | None = None) -> None:
@@ -97,7 +97,7 @@ class RangedFile(_Positioned):
         return content
 
 
-class HollowFile(_Positioned):
+class HollowFile(_SeekableFile):
     """The same file without its content: once it is `hollow`, it gives zeros and fetches nothing.
 
     A demuxer that knows from the header where every frame is can then list them all.

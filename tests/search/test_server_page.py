@@ -219,7 +219,7 @@ def test_the_date_of_a_hit_is_that_of_the_copy_in_the_folder_asked_for(tmp_path,
     index = VideoIndex.create(tmp_path / "index", config, embedder=embedder)
     index.add([tmp_path / "a", tmp_path / "b"])
     filters = Filters("b", None, None, None, None, None, None)
-    (hit,) = answers.Answers(index).search(answers.Asked(("a dog",), (), filters, False, False, 5, None))
+    (hit,) = answers.Answers(index).search(answers.SearchRequest(("a dog",), (), filters, False, False, 5, None))
     assert (hit["folder"], hit["changed"]) == ("b", 1.1e9)
 
 
