@@ -59,7 +59,7 @@ def main() -> None:
     rows = []
     for count in [options.files * PIECES] if options.files else options.vectors:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            bench = Bench(Path(folder), options.dim, options.queries)
+            bench = IndexBench(Path(folder), options.dim, options.queries)
             rows += bench.subtitles(options.files, options.lines) if options.files else bench.vectors(count)
     if options.json:
         print(json.dumps({"dim": options.dim, "queries": options.queries, "rows": rows}))
@@ -72,7 +72,7 @@ def main() -> None:
     Console().print(table)
 
 
-class Bench:
+class IndexBench:
     """An index of synthetic videos, and queries whose answers are known."""
 
     def __init__(self, place: Path, dim: int, queries: int) -> None:

@@ -58,7 +58,7 @@ PARTS = ("backbone", "allocators", "sensitivity", "closeness", "preprocessing", 
 LOOKS = ((6, 12), (24, 48))
 
 
-class Bench:
+class LatencyBench:
     """Measures one model; saves the results after every part."""
 
     def __init__(
@@ -389,7 +389,7 @@ def main() -> None:
         if time.monotonic() > options.deadline:
             print(f"{name}: not measured, the time is over")
             continue
-        bench = Bench(name, options, results.setdefault("models", {}), save)
+        bench = LatencyBench(name, options, results.setdefault("models", {}), save)
         if "backbone" in options.parts:
             bench.backbone_parts()
             bench.rate_part(peak)
