@@ -140,7 +140,7 @@ class Sensitivity(Allocator):
         return torch.cat(patches).to(self.backbone.device)
 
     def _prepare(self, kind: _PassShape, *_: torch.Tensor) -> tuple[Any, Read, _PassShape]:
-        """What the tower needs, and which of its tokens and chunk states the rows read."""
+        """Inputs of the tower, and the places of tokens and chunk states that the rows read."""
         grids = np.repeat([[grid.rows, grid.cols] for grid in sizes_of(kind.looks)], kind.chunks, axis=0)
         read = (kind.template.seen, kind.template.chunks)
         tokens, chunks = (torch.from_numpy(places).to(self.backbone.device) for places in read)
@@ -158,7 +158,7 @@ class Sensitivity(Allocator):
 
 
 def look_grid(native: Grid, size: LookSize) -> Grid:
-    """The grid of a look: of so many tokens, or of a share of the native ones.
+    """The grid of a look: of a number of tokens, or of a share of the native ones.
 
     >>> look_grid(Grid(14, 14), 0.25), look_grid(Grid(14, 14), 1.0), look_grid(Grid(14, 14), 12)
     (Grid(rows=7, cols=7), Grid(rows=14, cols=14), Grid(rows=3, cols=3))
