@@ -31,7 +31,7 @@ LONGEST_TEXT = 1_000_000  # characters: far more tokens than any of the models r
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What a row says besides its pixels.
+    """The texts and times of a row, without its pixels.
 
     `seconds` (C,) are the mean times of the chunks of a video, None for a text. `instruction` is None for the model's
     own default. `picture` says that the one chunk is a picture, for which a model may have another layout.
@@ -74,7 +74,7 @@ class TokenRow:
 
 @dataclass(frozen=True, eq=False)
 class TowerOutput:
-    """What the vision tower makes of C chunks with N visual tokens."""
+    """Output of the vision tower for C chunks with N visual tokens."""
 
     tokens: torch.Tensor
     """(N, width)"""
@@ -323,7 +323,7 @@ class Backbone(ABC):
     def begin(
         self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384
     ) -> "PendingVectors":
-        """Begin to embed items. A GPU goes on by itself, so that what comes next can be prepared meanwhile."""
+        """Begin to embed items. A GPU works by itself, so that the next items can be prepared meanwhile."""
         if batching not in ("pad", "pack"):
             raise ValueError(f"batching must be pad or pack, not {batching!r}")
         rows = self.rows(self.tokenise([item.prompt for item in items]), [item.grids for item in items])

@@ -69,7 +69,7 @@ class FrameMeanBackbone(Backbone):
         return rows
 
     def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> FrameMeanRowInputs:
-        """The same for both kinds of batches, because no row is read as a whole."""
+        """Rows on the device. Both kinds of batches give equal inputs, because no row is read as a whole."""
         texts = [torch.from_numpy(row.ids[~row.visual]) for row in rows]
         said = [number for number, ids in enumerate(texts) if len(ids)]
         frames = np.array([row.positions[0, row.visual].max(initial=-1) + 1 for row in rows])

@@ -109,7 +109,7 @@ def _build(
 
 
 def assumed(backbone: Backbone) -> str:
-    """What is said of a model that the registry does not know: how it is read."""
+    """A warning about a model that the registry does not know: how it is read."""
     geometry = backbone.geometry
     lowest, highest = (limit // geometry.factor**2 for limit in (geometry.min_pixels, geometry.max_pixels))
     return (

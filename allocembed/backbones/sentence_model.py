@@ -1,4 +1,4 @@
-"""What the text halves of all families share: reading one language model, its tokenizer and its sentences.
+"""The base of all families' text halves: it reads a language model, its tokenizer and its sentences.
 
 Only the tensors of the language model are read, and of the table of embeddings only the rows of a sentence.
 """

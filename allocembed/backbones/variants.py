@@ -24,7 +24,7 @@ class Variants:
     """For each look, a row in which all chunks have the usual size, and one for each chunk that has the other size."""
 
     prepared: Any
-    """What the backbone's `pool` takes. It gives a state for each of these rows in order, and may give more."""
+    """Rows for the backbone's `pool`, which gives a state for each of them in order, and may give more."""
     seen: np.ndarray
     """Which visual tokens the rows read, in order, of all chunks at the first of the sizes, then at the next."""
     tokens: int

@@ -70,8 +70,8 @@ class GemmaInputs(Inputs):
     """One pipeline of the family."""
 
     pooling: Pooling = "tokens"
-    """What weighs alike in the mean: every token, as in the model's own code, or every frame. A frame of more tokens
-    than the others weighs more in the first and not in the second. At one common size both are the same."""
+    """The unit of equal weight in the mean: every token, as in the model's own code, or every frame. With tokens, a
+    larger frame weighs more; with frames, it does not. At one common size both give one mean."""
     frame_tokens: int | None = None
     """Most tokens of a native frame; None for what the checkpoint states."""
 

@@ -1,4 +1,4 @@
-"""What the Qwen-VL families share: rows with explicit positions, run block by block and layer by layer.
+"""The base of the Qwen-VL families: rows with explicit positions, run block by block and layer by layer.
 
 The inputs name the prompt layout that a checkpoint was trained on, and the layout its position rule. Rows are
 right-padded or packed. Right padding needs no mask: attention is causal and the pooled token is the last real one, so

@@ -24,8 +24,8 @@ MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_slidi
 
 @dataclass(frozen=True, eq=False)
 class UnpackedPlaces:
-    """Where the tokens of packed rows go if each row is set apart: `places` (rows, longest) has their places in the
-    line, any place for padding, and `back` (S,) where each token of the line is among them."""
+    """Places that unpack packed rows and pack them again. `places` (rows, longest) are those of each row's tokens in
+    the line, any place for padding. `back` (S,) are those of the line's tokens among the unpacked rows."""
 
     places: torch.Tensor
     back: torch.Tensor

@@ -1,4 +1,4 @@
-"""What the tokenizers of the Qwen-VL models read, by the name of the layout, without torch.
+"""The texts that the tokenizers of the Qwen-VL models read, by the name of the layout, without torch.
 
 A layout says how a prompt is written out, how its tokens are numbered, and with which instruction a search sentence is
 introduced. It is data: a registry entry names the one that its model was trained on. All of them pool the last token.

@@ -1,7 +1,7 @@
 """Qwen3-VL, its mixture of experts, and Qwen3.5. `layouts` has what their embedders read.
 
 Of every four layers of Qwen3.5's language model, three are recurrent (gated delta net): what they keep of a row is a
-state, which must not pass into the next row. So packed rows are set apart for these layers and packed again after them,
+state, which must not pass into the next row. So packed rows are separated for these layers and packed again after them,
 which is exact. Right padding comes after the pooled token and never reaches it.
 """
 

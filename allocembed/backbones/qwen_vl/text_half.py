@@ -22,7 +22,7 @@ SPLIT = (
 
 @dataclass(frozen=True)
 class TextModelShape:
-    """What the weights do not tell."""
+    """Settings of the model that its weights do not show."""
 
     layers: int
     head: int
