@@ -64,7 +64,7 @@ MODEL_COSTS = {
 
 @dataclass(frozen=True)
 class Workload:
-    """The work that a benchmark asks of the GPU and of the decoders."""
+    """Work of a benchmark for the GPU and for the decoders."""
 
     name: str
     videos: int

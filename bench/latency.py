@@ -270,7 +270,7 @@ class LatencyBench:
             self.look_parts(name, allocator, look)
 
     def look_parts(self, name: str, allocator: Sensitivity, look: tuple[int, int]) -> None:
-        """What the host does before a look, and the resizing."""
+        """Time the host's work before a look, and the resizing."""
         grids = [preview_grid(self.geometry.native(*self.size), tokens) for tokens in look]
         chunks = as_chunks(self.on_device, self.geometry.frames_per_chunk)
         prompt = Prompt(seconds=np.arange(len(chunks)) * 5.0)

@@ -151,7 +151,7 @@ class Calls(TorchFunctionMode):
 
 
 def steps(path: Path, seek: Any, library: Any) -> dict[str, int]:
-    """What reading 24 frames of a video takes, by a stand-in for the GPU that counts packets and pictures."""
+    """Packets and pictures for 24 frames of a video, counted by a stand-in for the GPU."""
     packets, demuxed, calls, create = Demuxer.packets, [0], Calls(), library.CreateDecoder
 
     def counted(self: Demuxer) -> Any:
@@ -198,7 +198,7 @@ def count_steps() -> None:
 
 
 class Report:
-    """What was measured so far, in a file and as a table."""
+    """Measurements so far, in a file and as a table."""
 
     def __init__(self, out: Path | None, seconds: float, device: torch.device) -> None:
         self.out, self.deadline, self.device = out, time.monotonic() + seconds, device

@@ -137,7 +137,7 @@ def plain_loop(embedder: TimedEmbedder, files: Sequence[Path]) -> np.ndarray:
 
 
 def streamed(embedder: TimedEmbedder, files: Sequence[Path], options: argparse.Namespace) -> np.ndarray:
-    """The same vectors from `stream`."""
+    """Embed the files with `stream`."""
     vectors = []
     with timed_lanes():
         for result in embedder.stream(files, batch=options.batch, workers=options.workers):
