@@ -17,7 +17,7 @@ from allocembed.benchmarks.metrics import TIE, hits
 ENOUGH_VIDEOS = 8
 """With fewer videos, standard errors and intervals say little."""
 WITHIN = 0.02
-"""What a cheaper setting may lose against the best one, as a share of the mean distance between two videos."""
+"""Most that a cheaper setting may lose to the best one, as a share of the mean distance between two videos."""
 SAME_PRICE = 1.1
 """Prices up to this ratio count as equal: times vary from run to run, and budgets are not filled to the last token."""
 LITTLE = 0.9  # of the time of full resolution: what saves less is hardly worth a choice
@@ -310,7 +310,7 @@ def _describe(table: FidelityTable, setting: Setting) -> str:
 
 
 def _beside_reference(table: FidelityTable, setting: Setting) -> str:
-    """What the reference method needs for the same fidelity, or what is better than it under the same budget."""
+    """The budget that the reference method needs for this fidelity, or a better method under this budget."""
     if setting.method != table.reference:
         usual = [other for other in table.settings if other.method == table.reference]
         equal = [other for other in usual if not table.difference(setting, other).is_positive]
@@ -332,7 +332,7 @@ def _beside_reference(table: FidelityTable, setting: Setting) -> str:
 
 
 def _warnings(table: FidelityTable, share: float, runner_up: Setting | None) -> list[str]:
-    """What a reader of the recommendation must know."""
+    """Warnings for readers of the recommendation."""
     warnings = []
     if len(table) < ENOUGH_VIDEOS:
         warnings.append(

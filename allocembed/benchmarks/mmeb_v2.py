@@ -186,7 +186,7 @@ def frame_folders(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
 
 
 def raw_videos(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
-    """What a raw video may be called; MVBench names whole files, in a folder for each source of videos."""
+    """Names that a raw video may have; MVBench names whole files, in a folder for each source of videos."""
     folder = root / "video-tasks" / "videos" / spec.kind / spec.name
     if len(spec.subsets) > 1:
         subset, *rest = video.parts
