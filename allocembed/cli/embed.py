@@ -228,7 +228,7 @@ def _videos_below(folder: Place, failed: list[str], separate: bool) -> list[File
 
 
 def _load_planner(config: EmbedConfig) -> Planner:
-    """What makes allocations, without the backbone's weights if neither its inputs nor the allocator need them."""
+    """A planner, without the backbone's weights if neither its inputs nor the allocator need them."""
     found, name = Checkpoint.find(config.backbone, config.inputs), config.allocator
     if name == AUTO and not found.entry.allocator:
         name = "uniform"

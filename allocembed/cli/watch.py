@@ -51,7 +51,7 @@ class IndexUpdater:
     embedder: "AllocEmbed | None" = None
     begun: bool = False
     """Whether a run has succeeded."""
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     """Complaints that are not worth repeating."""
 
     def update(self) -> bool:
@@ -131,9 +131,9 @@ class IndexUpdater:
             say(f"{len(after)} files in {self.to}; {report.tokens:,} tokens in {report.seconds:.1f} s")
 
     def _complain(self, label: str, text: str) -> None:
-        if text not in self.told:
+        if text not in self.reported:
             complain(label, text)
-        self.told.add(text)
+        self.reported.add(text)
 
 
 def _files(index: VideoIndex) -> dict[str, FileEntry]:
@@ -141,7 +141,7 @@ def _files(index: VideoIndex) -> dict[str, FileEntry]:
 
 
 def _differences(before: dict[str, FileEntry], after: dict[str, FileEntry]) -> list[str]:
-    """What has happened to files that have vectors, a line each."""
+    """Changes of files that have vectors, a line each."""
     old = {path: file.video for path, file in before.items() if not file.error}
     new = {path: file.video for path, file in after.items() if not file.error}
     known = set(old.values())
