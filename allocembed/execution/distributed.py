@@ -1,4 +1,4 @@
-"""The processes of a torchrun job: which work is whose, and collective operations.
+"""The processes of a torchrun job: how work is divided among them, and collective operations.
 
 Item i of a job belongs to process i mod the number of processes, so no communication is needed to divide work. Without
 torchrun there is one process, and nothing here communicates.

@@ -126,7 +126,7 @@ def embed_jobs(
 
 
 def _named(job: object) -> str:
-    """What a job is about, if it can be told in a few words."""
+    """A few words about a job, if there are any."""
     first = job[0] if isinstance(job, tuple) and job else job
     return str(first) if isinstance(first, str | Path) else "a video"
 
