@@ -1,4 +1,4 @@
-"""What a folder for sentence-transformers holds: the settings and the prompts, and no code and no backbone weights.
+"""A folder for sentence-transformers: it holds settings and prompts, but no code and no backbone weights.
 
 The files are written without sentence-transformers and without loading a model, so that an export takes a moment
 wherever it runs. A learned allocator from a local folder is copied, because it is small; a backbone is named.

@@ -34,7 +34,7 @@ BATCH = 4  # videos
 
 
 class MtebModel:
-    """What mteb calls an encoder: texts, videos, and videos with texts become unit vectors."""
+    """An encoder of mteb: texts, videos, and videos with texts become unit vectors."""
 
     def __init__(self, embedder: AllocEmbed) -> None:
         self.embedder = embedder
@@ -105,7 +105,7 @@ class MtebModel:
 
 
 def make_meta(embedder: AllocEmbed) -> ModelMeta:
-    """What mteb stores results by: a name and a revision with the digest of all settings and weights."""
+    """The key of results in mteb: a name and a revision with the digest of all settings and weights."""
     try:
         from mteb.models import ModelMeta
         from mteb.models.model_meta import ScoringFunction
