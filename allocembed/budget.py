@@ -104,7 +104,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What each chunk gets: its frames (positions in the clip), its scale and its grid; and the exact cost."""
+    """Frames (positions in the clip), scale and grid of each chunk, and the exact cost."""
 
     frames: tuple[tuple[int, ...], ...]
     scales: tuple[float, ...]

@@ -277,7 +277,7 @@ class AllocEmbed(Planner):
         for text in {text for text in (*questions, instruction) if text is not None}:
             self.backbone.check_text(text)  # before any video is decoded for it
 
-        decoders = self.decoders  # an option that cannot be met is no fault of the videos
+        decoders = self.decoders  # bad options raise; bad videos only fail themselves
 
         def prepare(
             job: tuple[Source, str | None], resources: PrepareResources

@@ -58,7 +58,7 @@ def find_videos(sources: Iterable[str | Path]) -> tuple[list[FileEntry], dict[st
 
 
 def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterator[FileEntry]:
-    """The same one by one, so that memory does not grow with their number. A file may come twice.
+    """Yield files one at a time, so that memory does not grow with their number. A file may be yielded twice.
 
     Paths that cannot be looked at are added to `unread`. An object comes with its fingerprint, which lists give.
     """

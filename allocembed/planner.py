@@ -41,7 +41,7 @@ class Planner:
 
     @property
     def decoders(self) -> Decoders:
-        """What decodes frames for the model. Raise if the settings name decoders that cannot be used."""
+        """The decoders of frames for the model. Raise if the settings name decoders that cannot be used."""
         return find_decoders(self.config.decoder, self.device)
 
     def open(self, source: FileSource, *, decoder_threads: int = 0, on_device: bool = False) -> VideoSource:
@@ -64,7 +64,7 @@ class Planner:
             return video.sample(self.frames_wanted, self.config.seek)
 
     def request(self, question: str | None = None) -> AllocationRequest:
-        """What the allocator is asked for."""
+        """The request to the allocator."""
         return AllocationRequest(self.geometry, self.budget, self.scale_range, question)
 
     def plan(self, clip: Clip, question: str | None = None) -> Plan:
