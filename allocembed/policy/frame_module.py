@@ -68,7 +68,7 @@ class FrameModuleConfig:
 
 @dataclass(frozen=True, eq=False)
 class QuestionEffect:
-    """What a question changes in the distributions of the chunks."""
+    """Changes that a question makes in the distributions of the chunks."""
 
     tilt: torch.Tensor
     """(B, C) what log alpha gains and log beta loses."""

@@ -1,4 +1,4 @@
-"""What the allocator sees: frozen features of small previews and of the question, F(P(X), q) in equation 5.
+"""The inputs of the allocator: frozen features of small previews and of the question, F(P(X), q) in equation 5.
 
 `BackbonePreview` runs a backbone's own vision tower on frames of about a dozen tokens; if it is the backbone in use, no
 second model is loaded. `SmolPreview` (in `smol`) runs SmolVLM2, as in the paper. A policy is trained on the features of
@@ -40,7 +40,7 @@ NO_TEXTS = 1  # width of the zero that stands for any text where a backbone read
 
 
 class _Cache:
-    """What a previewer has computed before. A pickle or copy starts empty, because locks cannot be pickled."""
+    """Results that a previewer has computed before. A pickle or copy starts empty: locks cannot be pickled."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -78,11 +78,11 @@ class Previewer(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """What the model computes in."""
+        """The number format of the model."""
 
     @abstractmethod
     def identity(self) -> str:
-        """What decides the features: a digest of the preview model's weights, and its settings."""
+        """A digest of the preview model's weights, and its settings, which decide the features."""
 
     # Never inference tensors, even if the caller is in inference mode: cached ones could not enter a graph later.
     @torch.inference_mode(False)
@@ -107,7 +107,7 @@ class Previewer(ABC):
         return max(1, PATCHES_AT_ONCE // patches)
 
     def tokens_of(self, height: int, width: int, *, asked: bool) -> tuple[int, int]:
-        """What is read of a chunk of such frames, as in `Plan`: by a language model, and by the vision tower."""
+        """Tokens read of a chunk of such frames, as in `Plan`: by a language model, and by the vision tower."""
         high, wide = self._size(height, width)
         groups = -(-self.frames_per_chunk // self.model_frames)
         grid = Grid(high // self.geometry.factor, wide // self.geometry.factor)
@@ -143,7 +143,7 @@ class Previewer(ABC):
         return send(small.unflatten(0, frames.shape[:2]), self.device)
 
     def prepare(self, small: torch.Tensor, *, asked: bool = True) -> Any:
-        """What `features` of previews of this shape need besides pixels; this part may wait for the device."""
+        """Prepare the inputs of `features` besides pixels; this part may wait for the device."""
         return self._prepare(split_chunks(small, self.model_frames).flatten(0, 1), asked)
 
     def features(self, small: torch.Tensor, prepared: Any) -> torch.Tensor:
