@@ -1,4 +1,4 @@
-"""What a rollout must find, and among what: the candidate set of a step and its vectors (equation 12).
+"""Targets of rollouts and their rivals: the candidate set of a step and its vectors (equation 12).
 
 The target of an example is a text or, without one, the video's own vector at full resolution. Texts are ranked among
 texts, videos among videos.

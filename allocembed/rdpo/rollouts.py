@@ -54,7 +54,7 @@ class Allocations:
 
 @dataclass(frozen=True, eq=False)
 class PolicyInputs:
-    """What the policy sees of some videos of equal size: frozen features, computed once."""
+    """The policy's inputs for videos of equal size: frozen features, computed once."""
 
     visual: Tensor  # (b, C, P, width)
     text: Tensor  # (b, L, width)
@@ -182,8 +182,8 @@ class RolloutEncoder:
         yield slice(start, len(tokens))
 
     def _see(self, videos: VideoBatch, block: slice, grids: np.ndarray) -> tuple[TowerOutput, np.ndarray, np.ndarray]:
-        """What the tower makes of every distinct (video, chunk, grid); for each chunk (b, K, C) where its tokens start,
-        and where its chunk state is."""
+        """Run the tower once for every distinct (video, chunk, grid). Return its output, and for each chunk (b, K, C)
+        where its tokens start and where its chunk state is."""
         count, k, chunks, _ = grids.shape
         video = np.broadcast_to(np.arange(count)[:, None, None] + block.start, (count, k, chunks))
         chunk = np.broadcast_to(np.arange(chunks), (count, k, chunks))

@@ -120,7 +120,7 @@ class Source(ABC):
     answers: frozenset[str]
     """Texts of the corpus that answer a question."""
     skipped: list[str]
-    """What could not be read, with the reason."""
+    """Files that could not be read, with the reason."""
     held: Sequence[Any] = ()
     """Validation examples, if the source has a list of them."""
 
