@@ -1,4 +1,4 @@
-"""What a question can tell the allocator before any training, and how sharply the allocator should decide.
+"""Measure the value of a question to an untrained allocator, and how sharply the allocator should decide.
 
     python recipes/question.py [--seed 41] [--limit 500] [--asked 3,1.2,0 4,1.5,0 …]
 
