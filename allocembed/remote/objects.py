@@ -47,7 +47,7 @@ class ConditionFailed(OSError):  # noqa: N818 (named for what happened)
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What object storage says about an object."""
+    """Facts that object storage gives about an object."""
 
     address: str
     size: int
@@ -58,7 +58,7 @@ class ObjectInfo:
 
 
 class Version(NamedTuple):
-    """What identifies one state of an object: its ETag, and a version where the service has them."""
+    """The identity of one state of an object: its ETag, and a version where the service has them."""
 
     tag: str
     number: str | None = None
@@ -96,7 +96,7 @@ def split(address: str) -> tuple[str, str, str]:
 
 
 def environment_options(address: str) -> dict[str, str]:
-    """What LanceDB does not take from the environment by itself.
+    """Settings that LanceDB does not take from the environment by itself.
 
     A plain http:// endpoint is one that somebody has named on purpose, as of a server of their own.
     """
@@ -273,7 +273,7 @@ def failures(address: str) -> Iterator[None]:
 
 
 def explain(address: str, message: str) -> str:
-    """What a message of an object-storage client means, and what to do.
+    """Explain a message of an object-storage client, and say what to do.
 
     >>> explain("s3://bucket/x", "… <Code>NoSuchBucket</Code> …")
     'there is no bucket bucket; make it, or check the address and AWS_ENDPOINT_URL'

@@ -98,7 +98,7 @@ class RangedFile(_SeekableFile):
 
 
 class HollowFile(_SeekableFile):
-    """The same file without its content: once it is `hollow`, it gives zeros and fetches nothing.
+    """Another file without its content: once it is `hollow`, it gives zeros and fetches nothing.
 
     A demuxer that knows from the header where every frame is can then list them all.
     """
