@@ -93,19 +93,19 @@ class Moment:
     width: int
     height: int
     lines: list[SpokenLine] = field(default_factory=list)
-    """What is said in it."""
+    """Lines that are said in it."""
 
 
 @dataclass
 class Transcript:
-    """What is said in a video."""
+    """Lines that are said in a video."""
 
     video: str
     name: str
     duration: float
     lines: list[SpokenLine] = field(default_factory=list)
     next_start: float | None = None
-    """Where to go on, if there is more than one answer holds."""
+    """Start of the next line, if there are more than one answer holds."""
 
 
 class IndexTools:
@@ -209,7 +209,7 @@ def serve(index: VideoIndex) -> None:
 
 
 def in_words(tool: Callable[P, R], index: VideoIndex) -> Callable[P, R]:
-    """The same tool, whose errors are sentences without paths of this machine."""
+    """Wrap a tool, so that its errors are sentences without paths of this machine."""
 
     @wraps(tool)
     def run(*args: P.args, **named: P.kwargs) -> R:

@@ -45,7 +45,7 @@ class EmbeddedVideo:
         return sum(segment.cost for segment in self.segments)
 
     def entry(self, file: FileEntry, content: str) -> FileEntry:
-        """What the index says about a file that has this content."""
+        """The entry of the index for a file that has this content."""
         if self.error:
             again = self.error == CHANGED or self.passing
             return replace(file, video="", error=self.error, changed=UNKNOWN if again else file.changed)
@@ -62,7 +62,7 @@ def embed_videos(
     """
     from allocembed.execution.stream import embed_jobs
 
-    decoders = embedder.decoders  # an option that cannot be met is no fault of the files
+    decoders = embedder.decoders  # bad options raise; bad files only fail themselves
     narrow = embedder.with_config(window_config(embedder.config, embedder.backbone.geometry.frames_per_chunk))
 
     sizes: dict[str, tuple[int, int]] = {}

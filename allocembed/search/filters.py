@@ -32,7 +32,7 @@ class Rule:
 
 
 def _compared(columns: str, operator: Operator, metavar: str) -> Mapping[str, Any]:
-    """What is declared about a filter: its value is compared with each of the columns, separated by spaces."""
+    """The declaration of a filter. Its value is compared with each of the columns, separated by spaces."""
     return {"columns": columns.split(), "operator": operator, "metavar": metavar}
 
 
@@ -72,7 +72,7 @@ class Filters:
         return self == Filters()
 
     def rules(self) -> list[Rule]:
-        """What the filters ask of a file; speech is no property of a file.
+        """The conditions on a file; speech is no property of a file.
 
         >>> Filters(longest=60, least_height=720).rules()[1]
         Rule(column='width', operator='>=', value=720)

@@ -195,7 +195,7 @@ class VideoIndex:
             )
 
     def _refined(self, hits: list[Hit], vector: np.ndarray) -> list[Hit]:
-        """The same hits with better moments. The time of a line is exact already."""
+        """Give hits better moments. The time of a line is exact already."""
         from allocembed.search.refine import refine
 
         by_picture = [hit for hit in hits if not (hit.line and hit.start == hit.line_start)]

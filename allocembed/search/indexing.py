@@ -37,7 +37,7 @@ MANY = 20_000  # files; an index of more is tidied before the run, and searched 
 
 @dataclass
 class IndexReport:
-    """What a run of indexing has done so far, or in the end."""
+    """Counts of a run of indexing, so far or in the end."""
 
     total: int = 0
     """Files that were found; while they are being counted, 0."""
@@ -60,7 +60,7 @@ class IndexReport:
     tokens: int = 0
     seconds: float = 0.0
     decoding: str = ""
-    """What a GPU decoded and what PyAV, if a GPU was used."""
+    """Tally of the decoders of a GPU and of PyAV, if a GPU was used."""
 
     @property
     def done(self) -> int:

@@ -35,7 +35,7 @@ class ChanceLevel:
         self._rows, self._starts, self._videos = np.empty((0, 0), np.float32), np.empty(0, np.intp), 0
 
     def words(self, vector: np.ndarray, scores: Sequence[float]) -> list[str]:
-        """What each score of a query is: strong, likely or weak; empty if the index is too small to tell."""
+        """A word for each score of a query: strong, likely or weak; empty if the index is too small to tell."""
         rows, starts, videos = self._sample()
         if len(starts) < FEWEST_VIDEOS:
             return [""] * len(scores)
@@ -60,7 +60,7 @@ class ChanceLevel:
 
 
 def _word(deviations: float, videos: int) -> str:
-    """What a score means that lies a number of standard deviations above the middle of the scores of all videos.
+    """The word for a score that lies a number of standard deviations above the middle of all videos' scores.
 
     >>> _word(6.0, 100), _word(3.5, 100), _word(1.0, 100), _word(3.5, 1_000_000)
     ('strong', 'likely', 'weak', 'weak')

@@ -1,4 +1,4 @@
-"""What an index was made with. It is stored in the index, and vectors made otherwise are refused.
+"""The settings of an index. They are stored in it, and vectors made otherwise are refused.
 
 A name does not say which weights were used. So the vector of one fixed sentence, or of one fixed picture if the model
 reads no texts, is stored too: a model that gives another vector is another model, whatever its name.

@@ -47,7 +47,7 @@ class Transcriber:
         return self._model
 
     def lines(self, path: str) -> list[Line]:
-        """What is spoken in a video; nothing if it has no sound. Raise VideoError if the model or the disk fails."""
+        """Lines spoken in a video; none if it has no sound. Raise VideoError if the model or the disk fails."""
         found: list[Line] = []
         for offset, samples in read_sound(path):
             model = self.model

@@ -43,7 +43,7 @@ OLD_ENCODINGS = {
 
 @dataclass(frozen=True)
 class Line:
-    """What is said from `start` to `end` seconds."""
+    """Words that are said from `start` to `end` seconds."""
 
     start: float
     end: float

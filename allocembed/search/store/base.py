@@ -256,7 +256,7 @@ class IndexStore(ABC):
 
 
 class LineStore(ABC):
-    """What was said, in the videos of one index."""
+    """Spoken lines in the videos of one index."""
 
     @abstractmethod
     def add(self, read: Sequence[tuple[TextSource, Sequence[Line]]], known: Collection[str]) -> None:
@@ -292,7 +292,7 @@ class LineStore(ABC):
 
     @abstractmethod
     def lines_of(self, video: str) -> list[Line]:
-        """What is said in a video, in order of time."""
+        """Lines that are said in a video, in order of time."""
 
     @abstractmethod
     def find(self, wanted: Sequence[str], limit: int, among: Collection[str] | None = None) -> list[FoundLine]:

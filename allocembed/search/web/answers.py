@@ -1,4 +1,4 @@
-"""What the server answers: hits as JSON without the paths of this machine, each with what its score means."""
+"""Answers of the server: hits as JSON without the paths of this machine, each with what its score means."""
 
 import hashlib
 import math
@@ -167,7 +167,7 @@ class _Vectors:
 
 
 def toy_notice(backbone: str) -> str:
-    """What is to be said of a model that knows no real videos; empty for others."""
+    """A notice for a model that knows no real videos; empty for others."""
     try:
         toy = find_entry(backbone).notice is not None
     except AllocEmbedError:

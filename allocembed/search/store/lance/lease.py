@@ -41,7 +41,7 @@ class LeaseHeld(SearchError):  # noqa: N818 (named for what happened)
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What the object says."""
+    """The content of the object."""
 
     owner: str
     """Empty: nobody holds it."""

@@ -248,7 +248,7 @@ class LanceStore(IndexStore):
         return [{**row, "vector": vector} for row, vector in zip(rows, vectors, strict=True)]
 
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same rows, if each has all its values: a damaged manifest may hide a column."""
+        """Return the rows if each has all its values: a damaged manifest may hide a column."""
         if any(value is None for row in rows for value in row.values()):
             raise self._damaged()
         return rows
