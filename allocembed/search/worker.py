@@ -1,4 +1,4 @@
-"""What each worker of an indexing run does: recognise files, embed new contents, and commit their vectors.
+"""Workers of an indexing run: they recognise files, embed new contents, and commit their vectors.
 
 Vectors are appended by the workers, under the fingerprint of the content. The run gets what the table of files holds, a
 few hundred bytes a video, once the vectors are committed.
@@ -29,13 +29,13 @@ READERS = 4  # threads that recognise files, which mostly wait for the disk
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """What became of a file."""
+    """The result of a file."""
 
     entry: FileEntry
     status: Literal["embedded", "known", "failed"]
     tokens: int = 0
     decoded: Any = None
-    """What a GPU has decoded since an earlier outcome of this worker: a tally of its decoders."""
+    """Tally of a GPU's decoders since an earlier outcome of this worker."""
 
 
 @dataclass(frozen=True)

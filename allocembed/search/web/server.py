@@ -184,7 +184,7 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
 
     @app.get("/api/videos/{video}/lines")
     def lines(video: VideoId) -> list[dict[str, Any]]:
-        """What is said in a video, with times in seconds; the first lines if there are very many."""
+        """Lines that are said in a video, with times in seconds; the first ones if there are very many."""
         file_of(index, video)
         return [asdict(line) for line in index.lines.lines_of(video)[:MOST_LINES_OF_PAGE]]
 
@@ -314,7 +314,7 @@ def _bearer(request: Request) -> str:
 
 
 def _for_visitors(index: VideoIndex, error: Exception, video: str | None) -> str:
-    """What an error says, without the folders of this machine. The whole of it is printed if that is more."""
+    """The message of an error, without the folders of this machine. The whole of it is printed if that is more."""
     try:
         places = places_of(index, video)
     except AllocEmbedError:  # the index cannot be read
