@@ -1,4 +1,4 @@
-"""What every decoder must do, as tests to be inherited:
+"""The contract of decoders, as tests to be inherited:
 
     from allocembed.testing.decoders import DecoderContract
 

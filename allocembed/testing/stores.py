@@ -1,4 +1,4 @@
-"""What every `IndexStore` must do, as tests to be inherited:
+"""The contract of an `IndexStore`, as tests to be inherited:
 
     from allocembed.testing.stores import StoreContract
 
@@ -104,7 +104,7 @@ def entry(path: str, video: str = "", **values: object) -> FileEntry:
 
 
 def meets(file: FileEntry, rule: Rule) -> bool:
-    """What a rule means."""
+    """The meaning of a rule."""
     value, limit = getattr(file, rule.column), rule.value
     if rule.operator == "starts with":
         return str(value).startswith(str(limit))

@@ -1,4 +1,4 @@
-"""What an engine must do, whatever happens to its workers.
+"""The contract of an engine, whatever happens to its workers.
 
 A subclass gives a fixture with two workers:
 
@@ -45,7 +45,7 @@ class DoublingTask:
 
     folder: Path
     problem: str = ""
-    """What happens when it starts."""
+    """The trouble when it starts."""
 
     def __call__(self, share: WorkerShare) -> DoublingWorker:
         if self.problem == "ours":
@@ -85,7 +85,7 @@ class WorkersContract:
     """The tests. `workers` are two, unless an engine has one."""
 
     survives = True
-    """Whether a worker can die and the run go on. In this process nothing does."""
+    """Whether the run survives the death of a worker. In this process it does not."""
     same_machine = True
     """Whether the processes of the workers can be seen from here."""
 
