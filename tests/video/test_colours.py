@@ -113,7 +113,7 @@ def test_on_a_gpu_the_kernel_scales_to_the_same_picture(size, width, place):
 
 
 def on_gpu(given: torch.Tensor) -> torch.Tensor:
-    """The same surface there, with rows that are padded."""
+    """Copy a surface to the GPU, with padded rows."""
     return torch.nn.functional.pad(given, (0, 6)).cuda()[:, : given.shape[1]]
 
 
