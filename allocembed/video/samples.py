@@ -38,7 +38,7 @@ class OddFile(Exception):  # noqa: N818 (caught inside the package)
 
 @dataclass(frozen=True)
 class Samples:
-    """What the header says of each of (N,) samples, in file order. Times are in ticks of the track."""
+    """The header's entries of (N,) samples, in file order. Times are in ticks of the track."""
 
     dts: np.ndarray
     delays: np.ndarray  # from decode to presentation time

@@ -2,7 +2,7 @@
 
 A name of `allocembed.decoders` stands for a subclass of `Decoders`, made once for a device and shared by all threads.
 It opens a `Decoder` for each file. A decoder gets a path or an open file, and gives back values: tables, numbers and
-pixels. How it takes a file apart, in which process or on which device, is its own affair. `allocembed.testing.decoders`
+pixels. Each decoder decides how it reads a file, in which process and on which device. `allocembed.testing.decoders`
 checks both classes.
 """
 
@@ -38,7 +38,7 @@ class VideoInput:
     file: Path | RangedFile | HollowFile
     """A local path, or a file object for what is elsewhere."""
     name: str
-    """What errors call it."""
+    """Its name in errors."""
     limits: DecodeLimits
     stopwatch: Stopwatch
     """To be checked in every loop that a file can make long."""
@@ -155,7 +155,7 @@ class Decoders(ABC):
     """Decoders of one kind, for all threads: what a name of `allocembed.decoders` stands for."""
 
     places = 0
-    """Files that are decoded at the same time beside the cores, as by a GPU. So many more threads read files."""
+    """Files that are decoded at the same time beside the cores, as by a GPU. As many more threads read files."""
 
     @classmethod
     def find(cls, device: str | None, *, named: bool) -> Self | None:
@@ -190,7 +190,7 @@ class Tally(NamedTuple):
     declined: Counter[str]
 
     def since(self, before: Tally) -> Tally:
-        """What was added to an earlier one."""
+        """The difference from an earlier tally."""
         return Tally(self.files - before.files, self.declined - before.declined)
 
     def __str__(self) -> str:

@@ -46,13 +46,13 @@ class Stream:
     def __init__(self, name: str, extradata: bytes, convert: Callable[[Packet], Iterable[Any]] | None) -> None:
         self.codec = CODECS[name]
         self.kind: Hashable = extradata if extradata or self.codec in ("VP9", "AV1") else self
-        """What a decoder is set up for: the parameter sets, which other files may share; or this stream alone."""
+        """The key of a decoder's setup: the parameter sets, which other files may share; or this stream alone."""
         self._convert = convert
         self._length_bytes = 0
         self.headers = b""
         """The parameter sets behind start codes, if they stand outside of the packets, as in an MP4."""
         self._parameters = b""
-        """What the decoder is set up for; empty before it is known."""
+        """The parameter sets of the decoder; empty before they are known."""
         if convert is not None:
             self._length_bytes = (extradata[4 if name == "h264" else 21] & 3) + 1
             units = (_avc_units if name == "h264" else _hevc_units)(extradata)
@@ -195,7 +195,7 @@ def in_units(codec: str, units: Iterable[bytes | memoryview]) -> bytes:
 
 
 def in_packet(codec: str, data: bytes | memoryview) -> bytes:
-    """What a packet states, with units behind start codes; empty if it states nothing."""
+    """Parameter sets in a packet, with units behind start codes; empty if it has none."""
     if codec == "VP9":
         return _vp9(data)
     if codec == "AV1":

@@ -67,7 +67,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Colours:
-    """What the numbers of a stream mean."""
+    """The meaning of a stream's numbers: matrix, range and bits."""
 
     matrix: int
     """AVColorSpace, a key of `SHARES`."""

@@ -26,7 +26,7 @@ _equal: dict[tuple[str, int, Colours, torch.device], bool] = {}
 
 @dataclass(frozen=True)
 class Display:
-    """What a file's first keyframe says about all of its pictures."""
+    """Colours, orientation and size of a file's pictures, as its first keyframe states them."""
 
     colours: Colours
     orientation: Orientation
@@ -118,7 +118,7 @@ def _noise_by_ffmpeg(decoder: PyAVDecoder, frame: VideoFrame, bits: int) -> np.n
 def _noise_in_rgb(
     coded: int, colours: Colours, device: torch.device, width: int | None = None, place: tuple[int, int] = PLACES[0]
 ) -> np.ndarray:
-    """The same noise, as the device converts what it decodes. It is scaled to `width`, if that is given."""
+    """Noise as the device converts decoded pictures to RGB, scaled to `width` if that is given."""
     luma, *both = _noise(coded, colours.bits)
     surface = np.concatenate([luma, np.stack(both, -1).reshape(ROWS // 2, -1)])
     if colours.bits > 8:

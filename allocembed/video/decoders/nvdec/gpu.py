@@ -130,12 +130,12 @@ class Nvdec(Decoders):
                 self.declined[reason] += 1
 
     def tally(self) -> Tally:
-        """What was decoded so far."""
+        """Tally of the files decoded so far."""
         with self._lock:
             return Tally(self.files, Counter(self.declined))
 
     def _ask(self, codec: str, bits: int) -> dict[str, int]:
-        """What the GPU says about a codec, 4:2:0."""
+        """The GPU's capabilities for a codec, 4:2:0."""
         with self._lock:
             if (codec, bits) not in self._able:
                 library = self.library

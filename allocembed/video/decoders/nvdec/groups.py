@@ -2,7 +2,7 @@
 
 Every packet that PyAV reads and every call of a decoder gives Python's lock away, and while many threads decode,
 getting it back takes longer than the work. So one read fetches many pictures, and the decoder gets them in one call.
-It is then told the time of the first one alone. Pictures are known by their order: one comes out for each that was
+It then gets the time of the first one alone. Pictures are known by their order: one comes out for each that was
 given, and they come out in the order of their times.
 """
 
@@ -81,7 +81,7 @@ class Order:
         self.missing |= {int(table.stamps[index]): index for index in indices}
 
     def expect(self, stamps: Sequence[int]) -> None:
-        """The decoder gets pictures with these times, and is told only the first one's."""
+        """The decoder gets pictures with these times, of which it is given only the first."""
         for stamp in stamps:
             heappush(self._due, stamp)
         self._known.add(stamps[0])
@@ -98,7 +98,7 @@ class Order:
                 yield from self._release()
 
     def finish(self, surfaces: Iterable[Surface]) -> Iterator[tuple[int, Surface]]:
-        """The same for the last that come out."""
+        """Identify the last pictures that come out."""
         yield from self.identify(surfaces)
         if self._due or self.missing:
             raise TableMismatch

@@ -65,7 +65,7 @@ class Session:
         return self._feed(packet)
 
     def decode_bytes(self, data: bytes, pts: int) -> list[Surface]:
-        """The same for a packet in Python's memory."""
+        """Decode a packet in Python's memory."""
         return self.decode(ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0, len(data), pts)
 
     def drain(self) -> list[Surface]:

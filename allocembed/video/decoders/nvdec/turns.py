@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
 
-RECENT = 0.3  # share of the newest file in what a file is expected to take
-FORGET = 0.995  # what the cores took counts less with each file that finds no place, so that they are tried again
+RECENT = 0.3  # weight of the newest file in the running estimate
+FORGET = 0.995  # the estimate of the cores falls with each file that finds no place, so that they are tried again
 LONGEST_TURN_WAIT = 5.0  # seconds to wait for a place where the cores can take the file
 LONGEST_WAIT = 30.0  # seconds to wait where they cannot
 KEPT = 0.25  # seconds for which places beside a file's own are kept until it uses them
@@ -67,7 +67,7 @@ class Turns:
             self._known = True
 
     def note_gpu(self, seconds: float, work: int, guess: float) -> None:
-        """The GPU has decoded a file, for which the cores would perhaps have taken `guess` seconds."""
+        """The GPU has decoded a file. On the cores it was estimated at `guess` seconds."""
         with self._changed:
             self.gpu = _recent(self.gpu, seconds / work)
             if not self._known:
@@ -144,8 +144,8 @@ class DecoderPlace:
         return used
 
     def give_back(self, guess: float | None) -> None:
-        """Let other files have the places. If the GPU has decoded the file, `guess` is what the cores would perhaps
-        have taken. Only a file that was decoded in one place tells how long that takes."""
+        """Let other files have the places. If the GPU has decoded the file, `guess` are the seconds estimated
+        for the cores. Only a file that was decoded in one place is measured."""
         self.use_beside(0)
         if self.held:
             self.held = False
