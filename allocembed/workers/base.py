@@ -60,7 +60,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """What one worker may use."""
+    """The share of a machine that one worker may use."""
 
     cores: int
     workers: int
@@ -81,7 +81,7 @@ class WorkerShare:
 
 
 class Worker(Protocol[Item_contra, Result_co]):
-    """What a task makes in each worker."""
+    """The object that a task makes in each worker."""
 
     def work(self, items: Sequence[Item_contra], again: bool) -> Iterable[Result_co]:
         """One result for each item, in any order. Some of them may have been done before if they come `again`.

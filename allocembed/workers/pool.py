@@ -27,7 +27,7 @@ DIED = "the worker died {} times while it read this file; the file may be damage
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What an engine says about one of its workers."""
+    """News from an engine about one of its workers."""
 
     worker: int
 
@@ -85,7 +85,7 @@ class _Portion(Generic[Item]):
 class _WorkerState:
     ready: bool = False
     portion: _Portion[Any] | None = None
-    """What it works on."""
+    """The portion it works on."""
 
 
 class PooledWorkers(Workers):
@@ -161,7 +161,7 @@ class PooledWorkers(Workers):
         return any(state.portion for state in self._states.values())
 
     def _start_workers(self, most: int) -> None:
-        """Start as many workers as there are items that wait, if there may be so many."""
+        """Start a worker for each item that waits, up to the number that is allowed."""
         free = sum(not state.portion for state in self._states.values())
         others = [worker for worker in range(most) if worker not in self._states and worker not in self._useless]
         for worker in others[: max(0, len(self._backlog) - free)]:
@@ -186,7 +186,7 @@ class PooledWorkers(Workers):
         self.give(worker, portion.items, portion.again)
 
     def _take(self, report: WorkerReport, give_up: GiveUp[Any, Result]) -> Sequence[Result]:
-        """What a report says about items: their results, if they have any now."""
+        """Take a report; return the results of items that it completes."""
         state = self._states[report.worker]
         portion, state.portion = state.portion, None
         match report:
@@ -209,7 +209,7 @@ class PooledWorkers(Workers):
         return ()
 
     def _without(self, worker: int, error: Exception) -> None:
-        """Go on without a worker that could not be started."""
+        """Continue without a worker that could not be started."""
         if isinstance(error, AllocEmbedError):
             raise error
         self.end(worker)

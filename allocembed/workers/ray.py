@@ -40,9 +40,9 @@ class _Actor:
     begun_with: bytes
     """The pickled task."""
     answer: Any = None
-    """What is waited for; None while the actor has nothing to do."""
+    """The answer that is waited for; None while the actor has nothing to do."""
     method: str = ""
-    """What was asked last."""
+    """The method called last."""
     questions: int = 0
     """How often it was asked in vain whether it is there."""
 
@@ -59,7 +59,7 @@ class RayWorkers(PooledWorkers):
         """Whether this object has connected to the cluster, and not the program."""
         self._share = WorkerShare(0, 0, self.separate)
         self._needs: dict[str, float] = {}
-        """What each actor needs, in Ray's words."""
+        """Resources that each actor needs, in Ray's words."""
         self._actors: dict[int, _Actor] = {}
         self._explain_at: float | None = None
 
@@ -105,7 +105,7 @@ class RayWorkers(PooledWorkers):
                 return [report]
 
     def _hear(self, worker: int) -> WorkerReport | None:
-        """What the answer of an actor says; None if it must be asked again."""
+        """Read the answer of an actor; None if it must be asked again."""
         actor, errors = self._actors[worker], self._ray.exceptions
         answer, actor.answer = actor.answer, None
         try:
