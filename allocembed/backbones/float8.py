@@ -24,7 +24,8 @@ LARGEST_FLOAT8 = torch.finfo(FORMAT).max
 LEAST_ROW_MAXIMUM = 1e-12  # the largest value of a row of zeros
 MULTIPLE = 16  # the products need widths that are multiples of this
 ROUNDED_PATHS = re.compile(r"\.\d+\.|\bmerger\.")  # paths of layers in the blocks of a model, and in Qwen-VL's merger
-KEPT = ("in_proj_a", "in_proj_b", "gate")  # few outputs that steer all others: decays, and the choice of experts
+# Few outputs that steer all others: decays, and the choice of experts.
+UNROUNDED_LAYERS = ("in_proj_a", "in_proj_b", "gate")
 # Layers that get the same input, in the order in which they get it.
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("in_proj_qkv", "in_proj_z"))
 Rounded = tuple[torch.Tensor, torch.Tensor]
@@ -104,7 +105,7 @@ class Float8Linear(RoundedLinear):
 
 def can_round(path: str, layer: nn.Module) -> bool:
     """Whether a layer at a path in a model is one to replace."""
-    if type(layer) is not nn.Linear or not ROUNDED_PATHS.search(path) or path.rpartition(".")[2] in KEPT:
+    if type(layer) is not nn.Linear or not ROUNDED_PATHS.search(path) or path.rpartition(".")[2] in UNROUNDED_LAYERS:
         return False
     return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0
 

@@ -14,7 +14,7 @@ from allocembed.backbones.rounded import RoundedLinear, replace_linears
 
 LEVELS = 127
 LEAST_SCALE = 1e-12  # scale of a row of zeros
-BLOCK = 512  # rows at a time, so that intermediate tensors fit in the cache
+BLOCK_ROWS = 512  # rows at a time, so that intermediate tensors fit in the cache
 
 
 class Int8Linear(RoundedLinear):
@@ -32,8 +32,8 @@ class Int8Linear(RoundedLinear):
         if torch.compiler.is_compiling():  # a loop over the rows would be one graph for each number of tokens
             return self._multiply(flat).to(hidden.dtype).view(*hidden.shape[:-1], self.out_features)
         output = hidden.new_empty((len(flat), self.out_features))
-        for start in range(0, len(flat), BLOCK):
-            output[start : start + BLOCK] = self._multiply(flat[start : start + BLOCK])
+        for start in range(0, len(flat), BLOCK_ROWS):
+            output[start : start + BLOCK_ROWS] = self._multiply(flat[start : start + BLOCK_ROWS])
         return output.view(*hidden.shape[:-1], self.out_features)
 
     def _multiply(self, rows: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from allocembed.backbones.attention.flash import WIDEST
+from allocembed.backbones.attention.flash import WIDEST_HEAD
 from allocembed.backbones.base import TokenRow, TowerOutput
 from allocembed.backbones.gemma.inputs import Pooling
 from allocembed.resize import send
@@ -74,7 +74,7 @@ def prepare_rows(
     owner = np.repeat(np.arange(len(rows)), lengths)
     weights = token_weights(visual, owner, pooling) / np.repeat(lengths, lengths)
     arrays = [ids, positions, np.flatnonzero(visual), bounds, owner, weights.astype(np.float32)]
-    if device.type == "cuda" and widest > WIDEST:
+    if device.type == "cuda" and widest > WIDEST_HEAD:
         within = np.arange(max(lengths))
         arrays.append(np.where(within < np.array(lengths)[:, None], bounds[:-1, None] + within, -1))
     ids, positions, places, bounds, owner, weights, *more = (send(torch.from_numpy(one), device) for one in arrays)
