@@ -32,7 +32,7 @@ UNPACK = {
 }
 """Commands that unpack the archives of frames."""
 UNPACKED = Path("data", "ziyan", "video_retrieval")  # where the archive of video_ret has its tasks
-SHOWN = 3  # missing videos that are named
+MOST_NAMED = 3  # missing videos that are named
 LONGEST_NAME = 250  # characters of a video's
 
 Line = Mapping[str, Any]
@@ -232,7 +232,7 @@ def _read(spec: TaskSpec, line: Line, number: int) -> AnnotatedQuery:
 
 
 def _remedy(spec: TaskSpec, root: Path, missing: Sequence[Path]) -> str:
-    named = ", ".join(map(str, missing[:SHOWN])) + (", …" if len(missing) > SHOWN else "")
+    named = ", ".join(map(str, missing[:MOST_NAMED])) + (", …" if len(missing) > MOST_NAMED else "")
     folders = [f"  {path}/" for path in frame_folders(spec, root, missing[0])]
     searched = "\n".join([*folders, f"  {raw_videos(spec, root, missing[0])[0]}"])
     steps = [UNPACK[spec.kind].format(folder=root / FRAMES)]

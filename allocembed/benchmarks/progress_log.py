@@ -8,7 +8,7 @@ from pathlib import Path
 from allocembed.errors import OutputError
 from allocembed.output.console import ProgressLine
 
-INTERVAL = 10.0  # seconds between two lines
+LOG_SECONDS = 10.0  # seconds between two lines
 
 
 class ProgressLog:
@@ -53,7 +53,7 @@ class ProgressLog:
                 reported.add(error)
                 self.note(f"{title}: cannot read {error}")
             line.update(done, total, f"{len(reported):,} unreadable" if reported else "")
-            if done == total or time.monotonic() - written > INTERVAL:
+            if done == total or time.monotonic() - written > LOG_SECONDS:
                 self.note(f"{title}: {line.pace()}")
                 written = time.monotonic()
 
