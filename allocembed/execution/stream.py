@@ -27,7 +27,7 @@ QUEUED = 2  # batches under way on a GPU: one that it works on, and the next
 LOOK = 0.005  # seconds between looks at whether a batch is ready, while no part is
 HELD = 1024  # complete jobs that may wait for an earlier one
 LESS = "use a smaller budget, scale range or number of candidates"
-SMALL = 100_000_000  # parameters: on a CPU, the matrices of a smaller backbone are too small for several threads
+SMALL_MODEL_PARAMETERS = 100_000_000  # on a CPU, the matrices of a smaller backbone are too small for several threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ def _named(job: object) -> str:
 def embeds_side_by_side(backbone: Backbone) -> bool:
     """Whether whole videos go through the backbone in parallel, each on a core of its own."""
     # Compiled code is specialised for a number of threads and would be compiled again for every core.
-    return not backbone.packs and not backbone.compiled and backbone.parameter_count < SMALL
+    return not backbone.packs and not backbone.compiled and backbone.parameter_count < SMALL_MODEL_PARAMETERS
 
 
 class _Collector(Generic[Job, Tag]):
