@@ -26,7 +26,7 @@ SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk befo
 STEEP, THRESHOLD, KEPT = 3.0, 1.2, 0.0
 SPREAD = 0.02  # floor on the standard deviation of the fits; smaller differences are noise
 CEILING = 20.0  # of alpha and beta: sharper distributions do not explore, and their log-probabilities explode
-FLOOR = 1e-3  # of alpha and beta with a plain softplus, which underflows to 0; equation 6 requires more than 0
+LEAST_PARAMETER = 1e-3  # alpha or beta with a plain softplus, which underflows to 0; equation 6 requires more than 0
 HEADS = ("bounded", "softplus")
 
 
@@ -172,7 +172,7 @@ class PolicyHead(nn.Module):
             hidden = hidden + self.inner(self.norm(hidden))
             shapes = F.softplus(self.out(hidden))
             if self.form == "softplus":
-                alpha, beta = shapes.clamp(min=FLOOR).unbind(-1)
+                alpha, beta = shapes.clamp(min=LEAST_PARAMETER).unbind(-1)
                 return alpha, beta
             shapes = 1 + shapes
             if question is not None:

@@ -15,7 +15,7 @@ import torch
 
 from allocembed.threads import SETTING_UP
 
-KEPT = 8
+KEPT_GRAPHS = 8
 WARM_UPS = 2  # libraries choose kernels and allocate memory before the capture
 logger = logging.getLogger("allocembed")
 
@@ -97,7 +97,7 @@ class Replay:
                 )
                 return None
         self._kept.move_to_end(key)
-        while len(self._kept) > KEPT:
+        while len(self._kept) > KEPT_GRAPHS:
             self._kept.popitem(last=False)
         return self._kept[key]
 
