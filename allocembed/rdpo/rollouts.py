@@ -25,7 +25,7 @@ from allocembed.rdpo.rewards import scale_cost, token_cost
 from allocembed.resize import normalise, resize
 
 SOURCE_VALUES = 2**28  # pixel values resized at a time; a gigabyte as float32
-BLOCK = 4  # tower outputs in memory at a time, as a multiple of `batch_tokens`
+BLOCK_BATCHES = 4  # tower outputs in memory at a time, as a multiple of `batch_tokens`
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ class RolloutEncoder:
         tokens = grids.prod(-1).sum((1, 2))
         start, total = 0, 0
         for end, more in enumerate(tokens.tolist()):
-            if end > start and total + more > BLOCK * self.batch_tokens:
+            if end > start and total + more > BLOCK_BATCHES * self.batch_tokens:
                 yield slice(start, end)
                 start, total = end, 0
             total += more
