@@ -19,10 +19,10 @@ import numpy as np
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
 
-VIDEOS = 200  # in the sample, with all their segments
+SAMPLE_VIDEOS = 200  # in the sample, with all their segments
 FEWEST_VIDEOS = 5  # videos; fewer say nothing about chance
-SECONDS = 300.0  # after which the sample is taken again, because the index may have grown
-FLOOR = 0.02  # standard deviation of scores; smaller differences are noise
+SAMPLE_SECONDS = 300.0  # after which the sample is taken again, because the index may have grown
+LEAST_DEVIATION = 0.02  # standard deviation of scores; smaller differences are noise
 CLEAR = 2.0  # standard deviations above the best by chance: a strong match
 
 
@@ -42,15 +42,15 @@ class ChanceLevel:
         usual = np.maximum.reduceat(rows @ vector.astype(np.float32), starts)
         middle = float(np.median(usual))
         # Unlike the standard deviation, this is not widened by the few that do match.
-        spread = max(1.4826 * float(np.median(np.abs(usual - middle))), FLOOR)
+        spread = max(1.4826 * float(np.median(np.abs(usual - middle))), LEAST_DEVIATION)
         return [_word((score - middle) / spread, videos) for score in scores]
 
     def _sample(self) -> tuple[np.ndarray, np.ndarray, int]:
         """Vectors of some videos, where those of each video begin, and how many videos there are in all."""
         with self._lock:
-            if time.monotonic() - self._taken > SECONDS:
+            if time.monotonic() - self._taken > SAMPLE_SECONDS:
                 videos = sorted(self.index.store.videos())
-                chosen = random.Random(0).sample(videos, min(VIDEOS, len(videos)))
+                chosen = random.Random(0).sample(videos, min(SAMPLE_VIDEOS, len(videos)))
                 parts = [each for each in self.index.store.segments_of(chosen, ("vector",)).values() if each]
                 if parts:
                     self._rows = np.stack([segment.vector for part in parts for segment in part])

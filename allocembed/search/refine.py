@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from allocembed.search.store import EmbeddedSegment
     from allocembed.video import VideoSource
 
-LOOKS = 16  # at one hit
+MOST_LOOKS = 16  # at one hit
 LEAST_LOOKS = 6
 LEAST_TOKENS = 12  # of a look, if that leaves enough looks
 CLOSE_LOOKS = 4  # spread over the best window; half as many over another
@@ -102,7 +102,7 @@ class CloseUp:
         about, geometry, budget = video.probe(), embedder.backbone.geometry, embedder.budget
         native = geometry.native(about.height, about.width, frames=min(budget.base_frames, about.total))
         total = budget.tokens(native, about.total, geometry.frames_per_chunk)
-        self.left = min(LOOKS, max(LEAST_LOOKS, total // LEAST_TOKENS))
+        self.left = min(MOST_LOOKS, max(LEAST_LOOKS, total // LEAST_TOKENS))
         self.reader = embedder.with_config(replace(embedder.config, budget=str(max(1, total // self.left))))
         self.video, self.vector = video, vector
         self.tokens = 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMMIT_SOURCES = 256
 LINES_AT_ONCE = 20_000  # that are read before they are committed, if no single source has more
 COMMIT_SECONDS = 5.0
-READERS = 4  # threads that look for streams: opening a file mostly waits for its disk
+STREAM_READERS = 4  # threads that look for streams: opening a file mostly waits for its disk
 OPENED = 64  # videos that are looked at between two answers
 NO_LINES = "no line with a time could be read; check that it is an .srt or .vtt file"
 TOO_LARGE = f"only its first {LARGEST_SUBTITLES // 1_000_000} MB were read; split it"
@@ -125,7 +125,7 @@ class SaidReading:
         for first in range(0, len(files), OPENED):
             some = files[first : first + OPENED]
             new = {file.video: file.path for file in some if self._is_wanted(file, INSIDE, recheck)}
-            lines = dict(zip(new, map_ordered(_streams_of, new.values(), workers=READERS), strict=True))
+            lines = dict(zip(new, map_ordered(_streams_of, new.values(), workers=STREAM_READERS), strict=True))
             for file in some:
                 yield file, lines.pop(file.video, None)
 

@@ -14,7 +14,7 @@ from allocembed.files import cannot_read
 from allocembed.search.said.subtitles import LONGEST_LINE, MOST_LINES_OF_FILE, Line, plain
 
 RATE = 16_000  # samples per second, as Whisper expects
-WINDOW = 600  # seconds that are transcribed at once: 38 MB of samples
+WINDOW_SECONDS = 600  # seconds that are transcribed at once: 38 MB of samples
 LONGEST_SPEECH = 12 * 3600  # seconds of one video that are transcribed
 JUMP = 1.0  # seconds between two pieces of sound after which a new window begins
 MOST_JUMPS = 500  # in one video: its stamps are noise if it has more
@@ -89,7 +89,7 @@ def read_sound(path: str) -> Iterator[tuple[float, np.ndarray]]:
             expected = begin + held / RATE
             at = expected if time is None else time
             jump = abs(at - expected) > JUMP and jumps < MOST_JUMPS
-            if parts and (jump or held >= WINDOW * RATE):
+            if parts and (jump or held >= WINDOW_SECONDS * RATE):
                 yield begin, np.concatenate(parts)
                 done, jumps, parts, held = done + held, jumps + jump, [], 0
             if done >= LONGEST_SPEECH * RATE:

@@ -17,7 +17,7 @@ LARGEST_SUBTITLES = 4_000_000  # bytes that are read of a file: the subtitles of
 MOST_LINES_OF_FILE = 50_000  # of one file or stream
 MOST_FILES = 16  # beside one video: languages
 LONGEST_LINE = 500  # characters
-PAUSE = 0.1  # seconds
+PAUSE_SECONDS = 0.1  # seconds
 FEW_BAD_BYTES = 0.1  # bad bytes for each character beyond ASCII in a file that still counts as UTF-8
 LONGEST_TIME = 100 * 3600.0  # seconds
 CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3}))?"
@@ -125,7 +125,7 @@ def parse(text: str) -> list[Line]:
     for start, end, rows in _cues(text):
         kept = [row for row in map(plain, rows) if row]
         # Captions that roll up repeat the last row without a pause.
-        while kept and lines and kept[0] == last and start - lines[-1].end < PAUSE:
+        while kept and lines and kept[0] == last and start - lines[-1].end < PAUSE_SECONDS:
             lines[-1] = Line(lines[-1].start, max(end, lines[-1].end), lines[-1].text)
             kept = kept[1:]
         if kept:

@@ -10,8 +10,8 @@ from allocembed.plugins import Names
 from allocembed.remote.objects import is_remote
 from allocembed.search.store.base import (
     INSIDE,
-    LARGE,
-    SMALL,
+    LARGE_COLUMNS,
+    SMALL_COLUMNS,
     SPEECH,
     EmbeddedSegment,
     FoundLine,
@@ -24,8 +24,8 @@ from allocembed.words import without_passwords
 
 __all__ = [
     "INSIDE",
-    "LARGE",
-    "SMALL",
+    "LARGE_COLUMNS",
+    "SMALL_COLUMNS",
     "SPEECH",
     "STORES",
     "EmbeddedSegment",

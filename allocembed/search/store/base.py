@@ -34,7 +34,7 @@ from allocembed.search.filters import Filters
 from allocembed.search.said.subtitles import Line
 from allocembed.search.settings import IndexSettings
 
-LARGE = ("film", "picture", "vector")
+LARGE_COLUMNS = ("film", "picture", "vector")
 INSIDE, SPEECH = "inside", "speech"  # origins that belong to the content of a video and not to a path
 
 
@@ -61,7 +61,7 @@ class EmbeddedSegment:
     """(dim,) fp32."""
 
 
-SMALL = tuple(item.name for item in fields(EmbeddedSegment) if item.name not in LARGE)
+SMALL_COLUMNS = tuple(item.name for item in fields(EmbeddedSegment) if item.name not in LARGE_COLUMNS)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from allocembed.search.said.subtitles import Line
 from allocembed.search.said.words import words
 from allocembed.search.settings import IndexSettings
 from allocembed.search.store.base import (
-    LARGE,
-    SMALL,
+    LARGE_COLUMNS,
+    SMALL_COLUMNS,
     EmbeddedSegment,
     FoundLine,
     IndexBusy,
@@ -316,7 +316,7 @@ class PostgresStore(IndexStore):
         return self._segments(large, "video = ANY(%s)", list(videos))
 
     def _segments(self, large: Sequence[str], condition: str, *values: Any) -> dict[str, list[EmbeddedSegment]]:
-        names = [*SMALL, *(name for name in LARGE if name in large)]
+        names = [*SMALL_COLUMNS, *(name for name in LARGE_COLUMNS if name in large)]
         columns = ", ".join(f'"{name}"' for name in names)
         query = f"SELECT video, {columns} FROM vectors WHERE {condition} ORDER BY video, number"
         found: dict[str, list[EmbeddedSegment]] = {}

@@ -26,7 +26,7 @@ from allocembed.search.web.folders import FolderNames
 SENTENCES = 8  # in one search
 TOY = "Toy model: {name} knows only the drawn world of the demo. Its scores of real videos mean nothing."
 LOOK_SECONDS = 10.0  # spent on a closer look, for which other searches wait
-REMEMBERED = 256  # queries whose vectors are kept
+REMEMBERED_QUERIES = 256  # queries whose vectors are kept
 Top = Annotated[int, Parameter(ge=1, le=100, description="Most videos to return.")]
 MinScore = Annotated[float | None, Parameter(ge=-1, le=1, description="Lowest score to return.")]
 Sentence = Annotated[str, Parameter(max_length=LONGEST_QUERY)]
@@ -157,7 +157,7 @@ class _Vectors:
         key = hashlib.blake2b(vector.tobytes(), digest_size=8).hexdigest()
         with self.lock:
             self.known[key] = self.known.pop(key, vector)
-            while len(self.known) > REMEMBERED:
+            while len(self.known) > REMEMBERED_QUERIES:
                 del self.known[next(iter(self.known))]
         return key
 

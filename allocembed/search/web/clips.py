@@ -15,7 +15,7 @@ from allocembed.search.cut import cut
 
 LONGEST_CLIP = 600.0  # seconds of a clip
 LARGEST_CLIP = 2**30  # bytes that a clip may have, judged by its share of the video
-BLOCK = 1 << 18
+BLOCK_BYTES = 1 << 18
 UNCUT = (".gif",)  # no container into which a cut is written holds what is in these files
 
 
@@ -63,5 +63,5 @@ def clip_response(file: FileEntry, start: float, end: float) -> StreamingRespons
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
     with stream:
-        while block := stream.read(BLOCK):
+        while block := stream.read(BLOCK_BYTES):
             yield block

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
 
 MOST_FOLDERS = 500  # names in the list
-SECONDS = 30.0  # after which the list is made again; later if that takes long
+LIST_SECONDS = 30.0  # after which the list is made again; later if that takes long
 
 
 class FolderNames:
@@ -36,7 +36,7 @@ class FolderNames:
                 self._names = folder_names(paths)
                 self._folders = {folder: name for name, folder in self._names.items()}
                 taken = time.monotonic() - started
-                self._due = started + max(SECONDS, 100 * taken)
+                self._due = started + max(LIST_SECONDS, 100 * taken)
             return self._names
 
     def of(self, path: str) -> str:

@@ -46,7 +46,7 @@ from allocembed.search.web.uploads import Uploads, read_body, shrink
 
 WAITING = 16  # searches that may wait or run at the same time
 CUTS = 8  # clips that may wait or be cut at the same time
-LOOKS = 2  # closer looks at a moment that may wait or run at the same time
+LOOKS_AT_ONCE = 2  # closer looks at a moment that may wait or run at the same time
 MOST_LINES_OF_PAGE = 20_000  # of one video: a day of speech
 COOKIE = "allocembed_token"
 LOCAL = ["localhost", "127.0.0.1", "::1", "[::1]"]
@@ -115,7 +115,7 @@ def _serve_page(app: FastAPI) -> None:
 def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
     answers, queue, uploads = Answers(index), WorkQueue(WAITING, "searches"), Uploads()
     # A closer look takes longer than a search, so few may stand in its way.
-    contents, looks = FileContents(), WorkQueue(LOOKS, "closer looks")
+    contents, looks = FileContents(), WorkQueue(LOOKS_AT_ONCE, "closer looks")
 
     @app.get("/api/info")
     def info() -> dict[str, Any]:
