@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
     from allocembed.search.settings import IndexSettings
 
-READERS = 4  # threads that recognise files, which mostly wait for the disk
+FILE_READERS = 4  # threads that recognise files, which mostly wait for the disk
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class IndexWorker:
     def work(self, items: Sequence[FileEntry], again: bool) -> Iterator[FileOutcome]:
         """One outcome for each file. The tables tell what is new, also `again`."""
         contents: dict[str, list[FileEntry]] = {}
-        for file, content in zip(items, map_ordered(_content_of, items, workers=READERS), strict=True):
+        for file, content in zip(items, map_ordered(_content_of, items, workers=FILE_READERS), strict=True):
             if isinstance(content, OSError):
                 yield FileOutcome(replace(file, error=cannot_read(content)), "failed")
             else:
