@@ -33,7 +33,7 @@ from allocembed.video.decoders.nvdec import colours_kernel
 from allocembed.video.decoders.nvdec.colours import Colours, Scaling
 from tests.video.test_colours import surface
 
-colours_kernel.BLOCK = 128
+colours_kernel.BLOCK_PIXELS = 128
 for bits, (height, coded), width, place in (
     (8, (6, 130), 130, None),
     (8, (12, 68), 100, (64, 128)),
@@ -92,7 +92,12 @@ def numbers(names: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_pictures_become_rgb_on_every_gpu(compiled, gpu: int) -> None:
-    arguments = {"surface": "*u8", "made": "*u8", **numbers(colours_kernel.VALUES), "block": colours_kernel.BLOCK}
+    arguments = {
+        "surface": "*u8",
+        "made": "*u8",
+        **numbers(colours_kernel.VALUES),
+        "block": colours_kernel.BLOCK_PIXELS,
+    }
     assert compiled(colours_kernel._convert, gpu, arguments).asm["cubin"]
 
 
@@ -102,7 +107,7 @@ def test_pictures_are_scaled_on_every_gpu(compiled, gpu: int, kind: str, bits: i
     filters = [f"{part}_{what}" for part in ("luma", "chroma", "row") for what in ("first", "weights")]
     arguments = {"surface": kind, "made": "*u8", **dict.fromkeys(filters, "*i32"), **numbers(colours_kernel.VALUES)}
     arguments |= dict(zip(("luma_taps", "chroma_taps", "row_taps"), taps, strict=True))
-    arguments |= {"bits": bits, "block": colours_kernel.BLOCK}
+    arguments |= {"bits": bits, "block": colours_kernel.BLOCK_PIXELS}
     assert compiled(colours_kernel._scale, gpu, arguments).asm["cubin"]
 
 

@@ -282,7 +282,7 @@ def test_the_largest_picture_takes_little_more_than_its_pixels(tmp_path):
     assert grown < 600, "megabytes: its pixels take 196, and twice as much while it is made small"
 
 
-@pytest.mark.parametrize("side", [uploads.SIDE - 8, uploads.SIDE + 8])
+@pytest.mark.parametrize("side", [uploads.READ_SIDE - 8, uploads.READ_SIDE + 8])
 def test_a_large_picture_has_the_colours_of_a_small_one(side):
     """Over white where it is transparent, and grey of 16 bits scaled."""
     for drawn, level in (

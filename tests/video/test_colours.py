@@ -16,7 +16,7 @@ from allocembed.video.decoders.nvdec import colours_kernel
 from allocembed.video.decoders.nvdec.colours import Scaling
 from tests.video.test_colours import kinds, surface
 
-colours_kernel.BLOCK = 64
+colours_kernel.BLOCK_PIXELS = 64
 for colours in kinds():
     for size in ((6, 10), (8, 130)):
         given = surface(*size)

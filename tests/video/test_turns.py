@@ -117,7 +117,7 @@ def test_half_of_the_free_places_are_beside_that_of_a_file():
 
 
 def test_places_that_a_file_does_not_use_go_to_those_who_wait(monkeypatch):
-    monkeypatch.setattr(turns, "KEPT", 0.1)
+    monkeypatch.setattr(turns, "KEPT_SECONDS", 0.1)
     made = Turns(4)
     unused, used = made.take_place(WORK), made.take_place(WORK)
     assert unused.beside == 1 and used.beside == 0
@@ -131,7 +131,7 @@ def test_places_that_a_file_does_not_use_go_to_those_who_wait(monkeypatch):
 
 
 def test_places_in_use_are_not_taken_away(monkeypatch):
-    monkeypatch.setattr(turns, "KEPT", 0.05)
+    monkeypatch.setattr(turns, "KEPT_SECONDS", 0.05)
     monkeypatch.setattr(turns, "LONGEST_TURN_WAIT", 0.2)
     made = Turns(4)
     first = made.take_place(WORK)
