@@ -25,7 +25,7 @@ LARGEST_INT32 = (1 << 31) - 1  # FFmpeg takes longer frames for negative ones
 FARTHEST = 1 << 60  # byte or tick: sums do not overflow
 MOST_BOXES = 10_000
 MOST_BYTES = 1 << 28  # of a header: more than a hundred hours of film
-PROBES = 6  # entries of FFmpeg's own index to compare with: each gives up Python's lock twice
+PROBED_ENTRIES = 6  # entries of FFmpeg's own index to compare with: each gives up Python's lock twice
 EDITS = [np.dtype([("length", f">u{size}"), ("time", f">i{size}"), ("rate", ">u4")]) for size in (4, 8)]
 
 Boxes = dict[bytes, list[memoryview]]
@@ -162,7 +162,7 @@ def _shift(samples: Samples, index: Any) -> int:
         raise OddFile
     shift = index[0].timestamp - int(samples.dts[0])
     first, last = int(shown[0]), int(shown[-1])
-    for sample in {*np.linspace(0, total - 1, PROBES, dtype=int).tolist(), first, last, max(0, first - 1)}:
+    for sample in {*np.linspace(0, total - 1, PROBED_ENTRIES, dtype=int).tolist(), first, last, max(0, first - 1)}:
         entry = index[sample]
         found = (entry.timestamp, entry.pos, entry.size, entry.is_keyframe, entry.is_discard)
         times = (samples.dts[sample] + shift, samples.starts[sample], samples.sizes[sample])

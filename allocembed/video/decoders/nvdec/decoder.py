@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from allocembed.video.decoders.nvdec.gpu import Nvdec
 
-OTHERS = 0.5  # what FFmpeg takes for a picture beside other work, relative to the first keyframe (H.264, 720p)
+BESIDE_OTHERS = 0.5  # what FFmpeg takes for a picture beside other work, relative to the first keyframe (H.264, 720p)
 WAITING_BYTES = 1 << 29  # of pictures of one file, decoded in several sessions, that wait for earlier ones
 PACKETS = 64  # in which pictures are shown in another order than they are decoded, if that is so at all
 logger = logging.getLogger("allocembed")
@@ -115,7 +115,7 @@ class NvdecDecoder(PyAVCompanion):
                     yield index, stamp, pixels
                 self._count(None)
                 if self._session is not None:
-                    self._guess = OTHERS * self._keyframe_seconds * (self._session.pictures - self._before)
+                    self._guess = BESIDE_OTHERS * self._keyframe_seconds * (self._session.pictures - self._before)
                 return
         except CannotDecodeHere as reason:
             self._unable = str(reason)

@@ -11,7 +11,7 @@ RECENT = 0.3  # weight of the newest file in the running estimate
 FORGET = 0.995  # the estimate of the cores falls with each file that finds no place, so that they are tried again
 LONGEST_TURN_WAIT = 5.0  # seconds to wait for a place where the cores can take the file
 LONGEST_WAIT = 30.0  # seconds to wait where they cannot
-KEPT = 0.25  # seconds for which places beside a file's own are kept until it uses them
+KEPT_SECONDS = 0.25  # seconds for which places beside a file's own are kept until it uses them
 
 
 class Turns:
@@ -103,13 +103,13 @@ class Turns:
         with self._changed:
             while not self._free:
                 now = time.monotonic()
-                for place in [place for place in self._unused if place.began + KEPT <= now]:
+                for place in [place for place in self._unused if place.began + KEPT_SECONDS <= now]:
                     self.use_beside(place, 0)
                 if self._free:
                     break
                 if now >= end:
                     return None
-                self._changed.wait(min([end, *(place.began + KEPT for place in self._unused)]) - now)
+                self._changed.wait(min([end, *(place.began + KEPT_SECONDS for place in self._unused)]) - now)
             self._free -= 1
             place = DecoderPlace(self, work)
             self.widen(place)
