@@ -22,7 +22,7 @@ from typing import ClassVar, Protocol, Self, TypeVar
 from allocembed.errors import ConfigError
 from allocembed.threads import limit_cores
 
-SECONDS = 5.0  # the most work of all workers together that a kill undoes
+COMMIT_SECONDS = 5.0  # the most work of all workers together that a kill undoes
 MOST_COMMIT_SECONDS = 60.0  # of one worker
 
 Item = TypeVar("Item")
@@ -77,7 +77,7 @@ class WorkerShare:
     @property
     def commit_seconds(self) -> float:
         """Seconds after which a worker commits what is finished. All share one table."""
-        return min(MOST_COMMIT_SECONDS, SECONDS * self.workers)
+        return min(MOST_COMMIT_SECONDS, COMMIT_SECONDS * self.workers)
 
 
 class Worker(Protocol[Item_contra, Result_co]):

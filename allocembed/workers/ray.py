@@ -29,8 +29,8 @@ from allocembed.workers.pool import (
 logger = logging.getLogger("allocembed")
 
 STORE_BYTES = 128 * 2**20  # Ray's shared memory on this machine: only a few hundred bytes of each video travel
-QUESTIONS = 200  # to an actor that does not answer, before it counts as dead
-PAUSE = 1.0  # seconds between them
+MOST_QUESTIONS = 200  # to an actor that does not answer, before it counts as dead
+PAUSE_SECONDS = 1.0  # seconds between them
 START_SECONDS = 60.0  # seconds after which a line says what workers may be waiting for
 
 
@@ -120,8 +120,8 @@ class RayWorkers(PooledWorkers):
     def _unanswered(self, worker: int, error: Exception) -> WorkerReport | None:
         """A worker whose connection broke may live: it is asked until Ray knows."""
         actor = self._actors[worker]
-        if isinstance(error, self._ray.exceptions.ActorUnavailableError) and actor.questions < QUESTIONS:
-            time.sleep(PAUSE if actor.questions else 0)
+        if isinstance(error, self._ray.exceptions.ActorUnavailableError) and actor.questions < MOST_QUESTIONS:
+            time.sleep(PAUSE_SECONDS if actor.questions else 0)
             actor.questions += 1
             self._ask(worker, *(["begin", actor.begun_with] if actor.method == "begin" else ["is_there"]))
             return None
