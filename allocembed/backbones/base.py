@@ -101,16 +101,16 @@ class TowerOutput:
 
 @dataclass(frozen=True)
 class Widths:
-    """How many numbers a model's states and vectors have."""
+    """Lengths of a model's states and vectors."""
 
     tokens: int
-    """Of a visual token."""
+    """Length of a visual token's state."""
     pooled: int
-    """Of what `pool` gives for a row."""
+    """Length of the state that `pool` gives for a row."""
     vector: int
-    """Of what `project` makes of it."""
+    """Length of the vector that `project` makes of it."""
     texts: int
-    """Of the state of a text's token: at least `pooled`. 0 for a model that reads no texts."""
+    """Length of the state of a text's token: at least `pooled`. 0 for a model that reads no texts."""
 
 
 class Backbone(ABC):
@@ -123,8 +123,8 @@ class Backbone(ABC):
     has_language_model: bool = True
     """Whether a language model reads the tokens of a row. Otherwise the tower does all the work."""
     looks: ClassVar[Sequence[tuple[LookSize, LookSize]]] = ((12, 24), (24, 6))
-    """How large `sensitivity` makes all chunks of a video, and the one that it changes, for each look: a number of
-    tokens, or a share of the native ones, such as 0.25."""
+    """Sizes of all chunks, and of the one that changes, for each look of `sensitivity`: a number of tokens, or a share
+    of the native ones, such as 0.25."""
 
     def __init__(
         self,

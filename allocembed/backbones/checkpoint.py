@@ -31,9 +31,9 @@ class Checkpoint:
     entry: BackboneEntry
     """Its entry in the registry."""
     folder: Path | None = None
-    """Where its files are; None if that is not known yet."""
+    """The folder of its files; None if it is not known yet."""
     base: Path | None = None
-    """Where config, tokenizer and first weights are: another folder if this one holds an adapter."""
+    """The folder of config, tokenizer and first weights: another one if this one holds an adapter."""
     model_type: str | None = None
     """The family, by transformers' name."""
     pipeline: str | None = None

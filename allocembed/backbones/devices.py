@@ -1,4 +1,4 @@
-"""Which device and number format a model runs in."""
+"""Choose the device and the number format of a model."""
 
 from pathlib import Path
 

@@ -47,7 +47,7 @@ class Family:
 
     @property
     def geometry(self) -> Geometry:
-        """How the default pipeline cuts frames."""
+        """The geometry of the default pipeline."""
         return next(iter(self.inputs.values())).geometry
 
     def load(self) -> type[Backbone]:

@@ -27,7 +27,7 @@ class SentenceModel(ABC):
 
     query_instruction: str | None
     parts: ClassVar[tuple[str, ...]] = ("layers.", "norm.")
-    """How the names of its weights begin, besides the table."""
+    """Beginnings of the names of its weights, besides the table."""
     placeholders: ClassVar[tuple[str, ...]]
     """Words that stand for something else than text."""
 

@@ -26,11 +26,11 @@ class Variants:
     prepared: Any
     """Rows for the backbone's `pool`, which gives a state for each of them in order, and may give more."""
     seen: np.ndarray
-    """Which visual tokens the rows read, in order, of all chunks at the first of the sizes, then at the next."""
+    """Visual tokens that the rows read, in order: of all chunks at the first of the sizes, then at the next."""
     tokens: int
     """Tokens that the language model reads."""
     chunks: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Which chunk states the rows read, counted in the same order, in families that have them."""
+    """Chunk states that the rows read, counted in that order, in families that have them."""
 
 
 def sizes_of(looks: Sequence[Look]) -> list[Grid]:

@@ -1,4 +1,4 @@
-"""How EmbeddingGemma 2 cuts frames and words its prompts, without torch.
+"""The grids and prompts of EmbeddingGemma 2, without torch.
 
 The model's own processor brings every frame to the largest size within a number of tokens, 48 × 48 pixels each: smaller
 frames are enlarged. The number is a choice of five, for frames and for pictures; a checkpoint states its own.

@@ -20,10 +20,10 @@ from allocembed.resize import send
 
 @dataclass(frozen=True, eq=False)
 class GemmaTowerInputs:
-    """Where the N patches of C frames are, on the device: made once, valid for any pixels of those grids.
+    """Places of the N patches of C frames, on the device: made once, valid for any pixels of those grids.
 
-    `bounds` (C + 1,) int32 are the ends of the frames, `longest` the patches of the largest, `positions` (1, N, 2) the
-    col and row of each patch, and `cos` and `sin` (1, N, d) those of the rotary embedding.
+    `bounds` (C + 1,) int32 are the ends of the frames, and `longest` is the patch count of the largest. `positions`
+    (1, N, 2) are the col and row of each patch. `cos` and `sin` (1, N, d) belong to the rotary embedding.
     """
 
     bounds: torch.Tensor

@@ -123,7 +123,7 @@ class QwenVLBackbone(LayerwiseBackbone):
         return [TokenRow(ids[start:end], positions[:, start:end], visual[start:end]) for start, end in bounds]
 
     def _places(self, ids: np.ndarray) -> np.ndarray:
-        """Which of some tokenised ids (L,) are the places of chunks, bool."""
+        """Mask (L,) of the tokenised ids that stand for chunks, bool."""
         return (ids == self.video_token) | (ids < 0)
 
     def _cut(self, ids: np.ndarray, grids: np.ndarray) -> np.ndarray:

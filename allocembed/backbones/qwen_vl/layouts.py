@@ -52,7 +52,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Layout:
-    """How prompts are written, and what goes with them."""
+    """The words of a prompt, and the settings that belong to them."""
 
     write: Callable[[Prompt | Sentence], str]
     """The string that the tokenizer reads, with one `<|video_pad|>` per chunk."""

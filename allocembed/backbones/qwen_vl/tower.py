@@ -37,7 +37,7 @@ class Windows:
 
 @dataclass(frozen=True, eq=False)
 class QwenTowerInputs:
-    """Where N patches of C chunks are, on the device: made once, valid for any pixels of those grids.
+    """Places of N patches of C chunks, on the device: made once, valid for any pixels of those grids.
 
     `bounds` (C + 1,) int32 are the ends of the chunks, `longest` the patches of the largest chunk, `rotary` the cosines
     and sines (N, d) of the positions. `taps` and `weights` (N, 4) interpolate learned positions, in towers that have

@@ -25,7 +25,7 @@ logger = logging.getLogger("allocembed")
 
 @dataclass(frozen=True, eq=False)
 class SiglipTowerInputs:
-    """Where N patches of C frames are, on the device.
+    """Places of N patches of C frames, on the device.
 
     `positions` (N, width) are the learned positions at the frames' sizes. `alike` has for each number of patches L the
     places (frames, L) of the patches of all frames of L patches, and `back` (N,) where each patch is among them.

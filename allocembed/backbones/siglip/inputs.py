@@ -1,4 +1,4 @@
-"""How SigLIP 2 NaFlex cuts frames, without torch.
+"""The grids of SigLIP 2 NaFlex, without torch.
 
 The model's own processor brings every picture to the largest size of at most 256 patches: smaller ones are enlarged.
 Ours is the same grid, with another filter: bicubic instead of bilinear.
