@@ -1,4 +1,4 @@
-"""How near vectors under a budget come to the full-resolution ones, and which setting to use. No captions are needed.
+"""Measure how near vectors under a budget come to the full ones, and recommend a setting. No captions are needed.
 
 A setting is a method with a budget. Its fidelity on a video is the cosine of the video's vector to the same video's
 full-resolution vector. All settings are measured on the same videos, so two of them are compared by paired differences.
@@ -164,7 +164,7 @@ class FidelityTable:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which setting to use, in a sentence, and how sure that is."""
+    """The setting to use, in a sentence, and how sure that is."""
 
     setting: Setting
     sentence: str

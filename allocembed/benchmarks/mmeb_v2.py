@@ -176,7 +176,7 @@ def load_task(name: str, root: Path, *, limit: int | None = None, allow_missing:
 
 
 def frame_folders(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
-    """Where the frames of a video may be: as VLM2Vec names the folders, or as the archive of video_ret unpacks."""
+    """Folders that may hold the frames of a video: as VLM2Vec names them, or as the archive of video_ret unpacks."""
     frames = root / FRAMES / spec.kind
     found = [frames / folder / video for folder in spec.folders or [spec.name]]
     if spec.kind == "video_ret":

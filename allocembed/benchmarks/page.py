@@ -1,7 +1,7 @@
 """The report as one HTML page that needs no network: tables, plots, and the results of some queries.
 
-A few queries of each task are shown, missed ones first: the filmstrip of the video ranked first and, if that is wrong,
-of the right one; for a question, the filmstrip of its video and all options.
+A few queries of each task are shown, missed ones first. A query shows the filmstrip of the video ranked first and, if
+that is wrong, of the right one. A question shows the filmstrip of its video and all options.
 """
 
 import base64

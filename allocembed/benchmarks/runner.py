@@ -148,7 +148,7 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class Inventory:
-    """Which embeddings an evaluation needs, and where they are stored. It holds no model."""
+    """Embeddings that an evaluation needs, and the cache that stores them. It holds no model."""
 
     texts: EmbeddingCache
     text_keys: set[str]
