@@ -44,9 +44,9 @@ class IndexUpdater:
     config: EmbedConfig
     segments: str | None
     options: dict[str, Any]
-    """Of the first run. Later ones neither retry nor recheck, and prune only what was removed."""
+    """Options of the first run. Later runs neither retry nor recheck, and prune only what was removed."""
     workers: Workers | None = None
-    """Who embeds; this process if there are none. They stay up between the runs."""
+    """Workers that embed; this process if there are none. They stay up between the runs."""
     index: VideoIndex | None = None
     embedder: "AllocEmbed | None" = None
     begun: bool = False
