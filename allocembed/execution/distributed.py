@@ -42,7 +42,7 @@ class Processes:
         return self.rank == 0
 
     def mine(self, count: int) -> range:
-        """Which of `count` items belong to this process."""
+        """The items, of `count`, that belong to this process."""
         return range(self.rank, count, self.world)
 
     def gather(self, rows: Tensor, count: int) -> Tensor:

@@ -1,8 +1,8 @@
 """From jobs to vectors: worker threads prepare items, the backbone embeds them. The one pipeline of the package.
 
 `AllocEmbed.stream`, indexing and benchmarks all run through `embed_jobs`. On a GPU the consumer embeds packed batches.
-On a CPU each item is embedded alone, so that its vector does not depend, bit for bit, on what is embedded beside it; a
-small backbone embeds in the worker threads, one video per core.
+On a CPU each item is embedded alone, so that its vector does not depend, bit for bit, on what is embedded beside it.
+There a small backbone embeds in the worker threads, one video per core.
 """
 
 from collections import deque
