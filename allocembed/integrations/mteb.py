@@ -1,8 +1,8 @@
 """An embedder as an mteb model: `mteb.evaluate(MtebModel(embedder), tasks)`.
 
-Retrieval, question answering, classification, clustering and pairs of videos all run. Videos are read by us, not by
-mteb: its datasets are asked for files instead of decoded frames, so that the allocator samples from the whole video and
-no second decoder is needed. mteb stores results by a model's name and revision. Both hold the digest of everything that
+Retrieval, question answering, classification, clustering and pairs of videos all run. We read videos, not mteb: its
+datasets are asked for files instead of decoded frames. So the allocator samples from the whole video, and no second
+decoder is needed. mteb stores results by a model's name and revision. Both hold the digest of everything that
 decides the vectors, so results of another allocator, budget or model are never mistaken for these.
 """
 
