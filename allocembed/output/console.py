@@ -59,7 +59,7 @@ def complain(label: str, text: str = "") -> None:
 
 
 class ProgressLine:
-    """How far a task is: done, total, rate and the time left, which is the remainder divided by the shown rate."""
+    """Progress of a task: done, total, rate and the time left, which is the remainder divided by the shown rate."""
 
     def __init__(self, description: str, total: int | None) -> None:
         self.description, self.total, self.done, self.note = description, total, 0, ""
