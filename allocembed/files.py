@@ -188,7 +188,7 @@ def fingerprint(path: str | Path) -> str:
 
 
 def block_offsets(size: int) -> list[int]:
-    """Where the blocks of a file begin.
+    """The starts of the blocks of a file.
 
     >>> block_offsets(100), block_offsets(BLOCK_BYTES + 1), len(block_offsets(10**12)), block_offsets(10**12)[-1]
     ([0], [0, 65536], 64, 999999934464)

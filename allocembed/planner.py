@@ -31,12 +31,12 @@ class Planner:
 
     @property
     def frames_wanted(self) -> int:
-        """How many frames the allocator wants to see of each video."""
+        """Frames that the allocator wants to see of each video."""
         return self.allocator.frames_wanted(self.budget, self.config.candidates)
 
     @property
     def device(self) -> str | None:
-        """Where the frames are read by a model; None without one."""
+        """The device of the model that reads the frames; None without one."""
         return None
 
     @property
@@ -72,5 +72,5 @@ class Planner:
         return self.allocator.plan(clip, self.request(question))
 
     def allocate(self, clip: Clip, plan: Plan) -> Allocation:
-        """Where the tokens go: the plan, projected onto the budget."""
+        """Project a plan onto the budget."""
         return allocate_clip(clip, plan, self.request())
