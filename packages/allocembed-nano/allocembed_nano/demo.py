@@ -245,7 +245,7 @@ def _ignore(out: Path) -> None:
 
 
 class _Course(ProgressLine):
-    """How far the whole demo is, in per cent."""
+    """Progress of the whole demo, in per cent."""
 
     def pace(self) -> str:
         return f"{self.done} %"
