@@ -4,9 +4,9 @@
 second model is loaded. `SmolPreview` (in `smol`) runs SmolVLM2, as in the paper. A policy is trained on the features of
 one preview model, so its checkpoint names that model, which is then loaded beside any other backbone.
 
-The backbone in use decides how many frames a chunk has. The preview model may read fewer or more frames together: then
-a chunk is cut into groups of its size, the last frame is repeated to fill the last group, and the features of the
-groups are averaged.
+The backbone in use decides how many frames a chunk has. The preview model may read fewer or more frames together.
+Then a chunk is cut into groups of its size. The last frame fills the last group, and the features of the groups are
+averaged.
 
 Nothing here is trained: features are constants in any graph they enter.
 """
@@ -58,7 +58,7 @@ class Previewer(ABC):
     source: str
     """Short name, hub id or folder from which the model can be loaded again."""
     geometry: Geometry
-    """How the preview model cuts frames."""
+    """The geometry of the preview model."""
     visual_width: int
     text_width: int
     summary: bool = False
@@ -73,7 +73,7 @@ class Previewer(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the features are."""
+        """The device of the features."""
 
     @property
     @abstractmethod
@@ -101,7 +101,7 @@ class Previewer(ABC):
         return torch.cat([self.features(small, self.prepare(small, asked=asked)) for small in portions])
 
     def at_once(self, frames: torch.Tensor) -> int:
-        """How many chunks of such frames (N, frames_per_chunk, 3, H, W) the vision tower takes at once."""
+        """Chunks of such frames (N, frames_per_chunk, 3, H, W) that the vision tower takes at once."""
         height, width = self._size(*frames.shape[-2:])
         patches = height * width // self.geometry.patch**2 * -(-self.frames_per_chunk // self.model_frames)
         return max(1, PATCHES_AT_ONCE // patches)
@@ -177,7 +177,7 @@ class BackbonePreview(Previewer):
     """A backbone's own tower on previews of at most `tokens` tokens per chunk, and its language model on texts.
 
     Visual features are the tower's tokens, without deepstack. A `summary` before them is the backbone's pooled state of
-    the chunk as a video of its own; it lies in the space of the model's sentences, so it shows which chunk a question
+    the chunk as a video of its own. It lies in the space of the model's sentences, so it shows which chunk a question
     is about. Text features are the states of the whole row, including the prompt around the text. With summaries, the
     pooled state of the default task comes first, to separate a fit to this text from a fit to any text, and narrower
     features are filled up with zeros.

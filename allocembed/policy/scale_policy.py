@@ -38,7 +38,7 @@ class PolicyConfig:
 
     module: FrameModuleConfig
     preview: str
-    """Where the features come from: "backbone" or "smolvlm2"."""
+    """The kind of the preview model: "backbone" or "smolvlm2"."""
     preview_source: str
     """Short name, hub id or folder of the preview model."""
     preview_tokens: int = PREVIEW_TOKENS
