@@ -92,7 +92,7 @@ class Candidates:
         return TextPool([("option", text) for text in more], more)
 
     def negatives(self, batch: TrainingBatch, members: Sequence[int], candidates: TextPool) -> Tensor:
-        """Which candidates are negatives of the targets of these examples: bool (b, N)."""
+        """Mask (b, N) of the candidates that are negatives of these examples' targets, bool."""
         targets = [batch.examples[member] for member in members]
         own = TextPool([example.sample for example in targets], [example.target for example in targets])
         allowed = allowed_negatives(own, candidates)

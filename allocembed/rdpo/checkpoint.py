@@ -32,7 +32,7 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 @dataclass
 class TrainingProgress:
-    """How far a run is."""
+    """Progress of a run."""
 
     step: int = 0
     best: float = -1.0

@@ -1,7 +1,7 @@
 """From sampled scales to vectors: the grids of every rollout, and their embeddings by the frozen backbone.
 
-The K allocations of one video differ in few sizes, so a chunk goes through the vision tower once for each size that any
-of them gives it; each rollout then selects the tokens of its chunks. Prompts are tokenised once per video, because they
+The K allocations of one video differ in few sizes. So a chunk goes through the vision tower once for each size that any
+of them gives it, and each rollout selects the tokens of its chunks. Prompts are tokenised once per video, because they
 do not depend on sizes. The language model reads rollouts of similar length together.
 """
 

@@ -111,7 +111,7 @@ class TrainingBatch:
 
 
 class Source(ABC):
-    """Where examples come from."""
+    """A source of examples."""
 
     corpus: TextPool
     """Texts from which global negatives are drawn."""
