@@ -169,7 +169,7 @@ class VideoIndex:
         """Videos that match a sentence or a query, best first, each with its best moment.
 
         `said` decides whether what was said counts: None counts it beside the pictures if the index has lines and the
-        query is text; with True nothing else counts, and no model is loaded; False ignores it. `refine` looks at each
+        query is text. With True nothing else counts, and no model is loaded. False ignores it. `refine` looks at each
         moment again, more closely. `dedupe` leaves out near-duplicates of better hits. `vector` is that of the
         query, if it is known already.
         """

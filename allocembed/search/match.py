@@ -1,4 +1,4 @@
-"""How good a score is, in words: compared with what the same query gets from videos taken at random.
+"""Words for scores: a score is compared with those that videos taken at random get for the query.
 
 A cosine alone says little: 0.4 may be the score of every video for one query, and a clear match for another. So each
 search also scores a fixed sample of the index. Of n videos that have nothing to do with a query, the best lies about

@@ -1,8 +1,8 @@
 """A second, closer look at the moment of a hit, so that the player starts where the thing is.
 
 A window is several seconds long, and what was found may begin before it. So single frames of the window and of its
-neighbours are embedded as pictures: first some that are spread over them, then those that halve the time in which the
-thing begins and ends. All looks together cost no more tokens than the video was embedded with as a whole. A frame
+neighbours are embedded as pictures. The first are spread over them. The next halve the time in which the thing begins
+and ends. All looks together cost no more tokens than the video was embedded with as a whole. A frame
 belongs to the moment if the mean of its similarities to the query and to the best frame is nearer to the best frame's
 than to that of the frames around.
 """

@@ -53,7 +53,7 @@ def window_count(duration: float, segments: str) -> int:
 
 
 def window_config(config: EmbedConfig, frames_per_chunk: int = 2) -> EmbedConfig:
-    """How one window is embedded, given how whole videos are.
+    """The config for one window, from that of whole videos.
 
     >>> whole = EmbedConfig(budget="8f", candidates=24), EmbedConfig(budget="2048", candidates=4)
     >>> [(each.budget, each.candidates) for each in map(window_config, whole)]

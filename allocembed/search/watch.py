@@ -1,7 +1,7 @@
 """Watch folders and say when the index has something to do.
 
-An event only says that it is time to look: what is there is always found by looking at all files, so that lost events,
-network disks and other programs do no harm. A file is ready when its size and date have not changed for two seconds.
+An event only says that it is time to look. Looking at all files then finds what is there, so that lost events, network
+disks and other programs do no harm. A file is ready when its size and date have not changed for two seconds.
 A file that is gone is forgotten only if the folder that held it is still on the same device: an unmounted disk leaves
 another folder, or none.
 """

@@ -150,7 +150,7 @@ def _content_of(file: FileEntry) -> str | OSError:
 
 
 def _outcomes(video: EmbeddedVideo, content: str, waiting: dict[str, list[FileEntry]]) -> Iterator[FileOutcome]:
-    """Those of all files with this content, which was embedded once."""
+    """Outcomes of all files with this content, which was embedded once."""
     for number, file in enumerate(waiting[content]):
         status = "failed" if video.error else "known" if number else "embedded"
         yield FileOutcome(video.entry(file, content), status, 0 if number else video.tokens)

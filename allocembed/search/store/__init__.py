@@ -1,4 +1,4 @@
-"""Where an index is kept. The scheme of its address names the backend, which an installed package may add.
+"""Stores of indexes. The scheme of an index's address names the store, which an installed package may add.
 
 `base` is the seam. `lance` keeps an index in a folder or in object storage, `postgres` in a database.
 """

@@ -66,7 +66,7 @@ SMALL_COLUMNS = tuple(item.name for item in fields(EmbeddedSegment) if item.name
 
 @dataclass(frozen=True)
 class TextSource:
-    """Where lines come from: a subtitle file, the streams inside a video, or its transcript."""
+    """A source of lines: a subtitle file, the streams inside a video, or its transcript."""
 
     owner: str
     """Path of the video, or its fingerprint for lines that belong to its content."""
@@ -180,7 +180,7 @@ class IndexStore(ABC):
 
     @abstractmethod
     def known_videos(self, videos: Iterable[str]) -> set[str]:
-        """Those of the given contents that have vectors."""
+        """The given contents that have vectors."""
 
     @abstractmethod
     def count(self) -> int:
@@ -272,11 +272,11 @@ class LineStore(ABC):
 
     @abstractmethod
     def sources(self) -> list[TextSource]:
-        """Where all lines come from."""
+        """The sources of all lines."""
 
     @abstractmethod
     def counts(self) -> dict[str, int]:
-        """How many lines each source has in fact."""
+        """The number of lines that each source has in fact."""
 
     @abstractmethod
     def ids(self) -> set[str]:

@@ -154,7 +154,7 @@ def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
 
     @app.get("/api/videos/{video}/moment")
     def moment(video: VideoId, query: Annotated[str, Parameter(pattern="^[0-9a-f]{16}$")]) -> dict[str, Any]:
-        """Where in a video the thing is that a search, by the `query` of its hits, looked for."""
+        """The place in a video of the thing that a search looked for, by the `query` of its hits."""
         entry = file_of(index, video)
         contents.check(path_of(entry), video)
         with looks.place(), queue.place():
@@ -249,7 +249,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def server_config(index: VideoIndex, host: str, port: int, token: str | None) -> uvicorn.Config:
-    """How the application is served."""
+    """Settings of the web server."""
     config = uvicorn.Config(
         make_app(index, token, host=host),
         host=host,
