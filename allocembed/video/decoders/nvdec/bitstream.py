@@ -33,7 +33,7 @@ TEMPORAL_DELIMITER, SEQUENCE_HEADER = 2, 1  # kinds of AV1's units
 
 
 class StartPoint(Enum):
-    """Where decoding can start with a picture."""
+    """The condition for decoding to start with a picture."""
 
     ANYWHERE = "anywhere"
     AFTER_END = "after the end of a sequence"
@@ -41,7 +41,7 @@ class StartPoint(Enum):
 
 
 class Stream:
-    """How the packets of one stream are written, and what they need of a decoder."""
+    """The format of one stream's packets, and their needs of a decoder."""
 
     def __init__(self, name: str, extradata: bytes, convert: Callable[[Packet], Iterable[Any]] | None) -> None:
         self.codec = CODECS[name]

@@ -117,5 +117,5 @@ def _byte(values):
 
 @triton.jit
 def _upper_byte(values):
-    """Of numbers of 30 bits."""
+    """The upper byte of numbers of 30 bits."""
     return _byte(values >> 22)

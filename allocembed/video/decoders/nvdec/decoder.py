@@ -177,7 +177,7 @@ class NvdecDecoder(PyAVCompanion):
             yield from self._decode_groups(table, deque(groups), finder.keyframes)
 
     def _layout(self, table: FrameTable) -> SampleLayout | None:
-        """Where the pictures are, if they can be read from the file without PyAV."""
+        """Places of the pictures, if they can be read from the file without PyAV."""
         assert self._stream is not None
         assert self._session is not None
         if table.layout is None or not isinstance(self.demuxer.file, Path) or not self._stream.in_place:
@@ -312,8 +312,8 @@ class NvdecDecoder(PyAVCompanion):
         self._before = self._session.pictures
 
     def _check_order(self, table: FrameTable) -> None:
-        """Raise TableMismatch if the times of a file may not be in the order of its pictures, as where a muxer has
-        written times of decoding: the GPU would not notice, since it gives times back in ascending order."""
+        """Raise TableMismatch if the times of a file may not be in the order of its pictures. A muxer may have written
+        times of decoding. The GPU would not notice, since it gives times back in ascending order."""
         if self._in_order or not self.demuxer.stream.codec_context.has_b_frames:
             return
         if table.layout is not None:

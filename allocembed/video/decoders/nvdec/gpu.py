@@ -194,7 +194,7 @@ class CoreDecoder(PyAVCompanion):
 
 
 def pixels(demuxer: Demuxer) -> int:
-    """Of a picture, as the file says."""
+    """Pixels of a picture, as the file states them."""
     return max(1, demuxer.stream.width * demuxer.stream.height)
 
 

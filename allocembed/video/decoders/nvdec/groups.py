@@ -125,7 +125,7 @@ class GroupReader:
     def batches(
         self, group: Group, most: int, left_out: Callable[[int], bool]
     ) -> tuple[StartPoint, Iterator[PictureBatch]]:
-        """Where decoding can start with a group, and its batches, of at most that many pictures.
+        """The condition for decoding to start with a group, and its batches of at most `most` pictures.
 
         `left_out` says of a time whether its picture is left out if no other one refers to it.
         """

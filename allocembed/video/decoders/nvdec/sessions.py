@@ -30,9 +30,9 @@ class Surface:
 class Session:
     """One decoder of the GPU, which serves one file after the other of the same kind.
 
-    The library can reconfigure a decoder, but then scales pictures to the size of the first file, writes past its
-    buffers where only the cropping differs, and keeps the number of reference pictures. So files share a session only
-    if their parameter sets are equal.
+    The library can reconfigure a decoder. But then it scales pictures to the size of the first file, and keeps the
+    number of reference pictures. Where only the cropping differs, it writes past its buffers. So files share a session
+    only if their parameter sets are equal.
     """
 
     def __init__(self, library: Any, slot: DecoderSlot, codec: str, size: tuple[int, int]) -> None:

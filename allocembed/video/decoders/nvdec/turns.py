@@ -1,4 +1,4 @@
-"""Who decodes the next file, where a GPU's decoders and the cores may both do it: who would finish it first."""
+"""Choose between a GPU's decoders and the cores for the next file: the one that would finish it first."""
 
 from __future__ import annotations
 
