@@ -1,4 +1,4 @@
-"""Who does the work: this process, several, or a Ray cluster. Each engine is imported only when it is used."""
+"""Engines for the work: this process, several, or a Ray cluster. Each is imported only when it is used."""
 
 from allocembed.errors import ConfigError, did_you_mean
 from allocembed.plugins import Names

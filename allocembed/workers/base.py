@@ -1,4 +1,4 @@
-"""Who does the work: the interface of an engine, in this process, in several, or on a cluster.
+"""The interface of an engine, which works in this process, in several, or on a cluster.
 
 The caller hands over a *task* and items, and gets one result for each item, in any order:
 
@@ -33,7 +33,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """How many workers there are, and where."""
+    """The number of workers, and their places."""
 
     devices: str | None = None
     """Run one process per device on this machine: all for every GPU, or names such as cuda:0,cuda:1 or cpu,cpu."""
@@ -64,7 +64,7 @@ class WorkerShare:
 
     cores: int
     workers: int
-    """How many workers there are."""
+    """The number of workers."""
     separate: bool
     """Whether the worker has a process of its own. It then loads its model at once: no item may be blamed for a model
     that does not fit."""

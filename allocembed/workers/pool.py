@@ -2,8 +2,8 @@
 
 A worker that dies is started again, and what it had not finished is handed out again. An item that kills its worker
 again and again is given up, alone: it gets a result that says so. Another one must not be given up in its place, so two
-causes are ruled out: a connection that broke, which the engine tells from a death, and a neighbour that used up the
-memory of the machine: an item has its last chance while nothing else is under way.
+causes are ruled out. The engine distinguishes a broken connection from a death. And an item has its last chance while
+nothing else runs, because a neighbour may have used up the memory of the machine.
 
 Memory of this process does not grow with the number of items.
 """
