@@ -214,7 +214,7 @@ def _ticks(state: FolderState, stop: threading.Event, tell: Callable[[str], None
                 if again:
                     break
         except (OSError, RuntimeError) as error:  # such as too many folders for the system's limit
-            cause = f"cannot be told of changes ({error}): looks at all files every {RETRY:.0f} s instead"
+            cause = f"gets no notice of changes ({error}): looks at all files every {RETRY:.0f} s instead"
             if cause != reported:
                 tell(cause)
                 reported = cause
