@@ -37,7 +37,7 @@ def make_allocation(frames=((0, 1), (2, 3), (4, 5))) -> Allocation:
 
 
 def allocate(method: str, clip: Clip, budget: str, geometry: Geometry = GEOMETRY) -> Allocation:
-    """What a method gives a clip, which has the native grid 3 × 4 if it is 96 × 128 pixels large."""
+    """A method's allocation of a clip, which has the native grid 3 × 4 if it is 96 × 128 pixels large."""
     allocator, spent = load_allocator(method), Budget.parse(budget)
     request = AllocationRequest(geometry, spent, allocator.scale_range)
     return allocate_clip(clip, allocator.plan(clip, request), request)

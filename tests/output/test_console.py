@@ -11,7 +11,7 @@ from allocembed.output import console
 
 @pytest.fixture
 def shown(capsys):
-    """What was printed on stderr since the last call."""
+    """Text printed on stderr since the last call."""
     yield lambda: capsys.readouterr().err
     console.set_quiet(False)
 

@@ -1,4 +1,4 @@
-"""What the server does for the page: its parts, posters, folders, clips, pictures to search by, and a browser."""
+"""The server's answers to the page: its parts, posters, folders, clips, pictures to search by, and a browser."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What younger Qwen families add: windows in the tower, positions in time, recurrent layers; and layouts as data."""
+"""Parts of younger Qwen families: windows in the tower, positions in time, recurrent layers; and layouts as data."""
 
 import shutil
 
