@@ -1,4 +1,4 @@
-"""What streams state about themselves, and those that change it on the way: a GPU's decoder would not notice."""
+"""Facts that streams state about themselves, and streams that change them: a GPU's decoder would not notice."""
 
 import time
 from fractions import Fraction
