@@ -146,7 +146,7 @@ class RayWorkers(PooledWorkers):
 
 
 def _import_ray(*, local: bool) -> Any:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray reports home unless it is told not to
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # otherwise Ray reports home
     if local:
         # Ray's name for a cluster that listens on the loopback address only.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
