@@ -18,7 +18,7 @@ from allocembed.words import counted
 BASE_FRAMES = 8  # "Base embeds 8 uniformly sampled frames at the original resolution" (paper, appendix A.2)
 CANDIDATES = 24  # "the other methods begin with 24 candidate frames" (ibid.)
 SCALE_RANGE = (0.2, 1.8)  # table 4
-LARGEST = 10**9  # tokens or frames: far above any model, far below integer overflow
+LARGEST_BUDGET = 10**9  # tokens or frames: far above any model, far below integer overflow
 EXTREME = 1e9  # scales beyond it, or below its inverse, are limited
 LARGEST_SCALE = 1000.0  # of a range: no model reads such frames, and their tokens can still be counted
 _NUDGE = 1e-9  # lifts a scale over the rounding edge it was computed from
@@ -64,8 +64,8 @@ class Budget:
         if (self.frames is None) == (self.limit is None):
             raise BudgetError('a budget is either frames or tokens: Budget(frames=8) or Budget.parse("2048")')
         amount = self.frames if self.limit is None else self.limit
-        if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or not 1 <= amount <= LARGEST:
-            raise BudgetError(f"a budget must be a whole number from 1 to {LARGEST:,}, not {amount!r}")
+        if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or not 1 <= amount <= LARGEST_BUDGET:
+            raise BudgetError(f"a budget must be a whole number from 1 to {LARGEST_BUDGET:,}, not {amount!r}")
 
     @classmethod
     def parse(cls, text: str | int | Self) -> Self:
@@ -104,7 +104,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What each chunk gets: its frames (positions in the clip), its scale and its grid; and the exact cost."""
+    """Frames (positions in the clip), scale and grid of each chunk, and the exact cost."""
 
     frames: tuple[tuple[int, ...], ...]
     scales: tuple[float, ...]
@@ -206,8 +206,8 @@ def project(
     """
     low, high = check_range(scale_range)
     requested = np.atleast_2d(np.asarray(scales, dtype=np.float64))
-    if not np.all(np.isfinite(budget)) or np.any(np.asarray(budget) > LARGEST):
-        raise BudgetError(f"a budget must be a whole number from 1 to {LARGEST:,}, not {budget}")
+    if not np.all(np.isfinite(budget)) or np.any(np.asarray(budget) > LARGEST_BUDGET):
+        raise BudgetError(f"a budget must be a whole number from 1 to {LARGEST_BUDGET:,}, not {budget}")
     native = np.asarray([native.rows, native.cols] if isinstance(native, Grid) else native, dtype=np.int64)
     native = np.broadcast_to(native, (len(requested), 2))
     budget = np.broadcast_to(np.asarray(budget, dtype=np.int64), (len(requested),))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VectorOutcome:
-    """What became of a video; `held` if its vector was there already."""
+    """The result of a video; `held` if its vector was there already."""
 
     source: str
     status: Literal["embedded", "held", "failed"]

@@ -172,7 +172,7 @@ class EmbedConfig:
         return {item.name: _plain(getattr(self, item.name)) for item in fields(self) if not item.metadata}
 
     def run_as(self, other: Self) -> Self:
-        """The same settings, computed where and how another config says."""
+        """These settings, with the fields of another config that say where and how to compute."""
         names = [item.name for item in fields(self) if item.metadata]
         return replace(self, **{name: getattr(other, name) for name in names})
 

@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-CHUNK = 1 << 24  # values summed at a time
+CHUNK_VALUES = 1 << 24  # values summed at a time
 
 
 def weights_digest(model: torch.nn.Module) -> str:
@@ -29,7 +29,7 @@ def _checksum(values: torch.Tensor) -> list[int]:
     if flat.dtype.is_floating_point:
         flat = flat.view({2: torch.int16, 4: torch.int32, 8: torch.int64}.get(flat.element_size(), torch.uint8))
     sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
-    for number, part in enumerate(flat.split(CHUNK)):
+    for number, part in enumerate(flat.split(CHUNK_VALUES)):
         bits = part.long()
         places = torch.arange(1, len(bits) + 1, device=bits.device) * 2_654_435_761 + 40_503 * number
         sums += torch.stack([(bits * places).sum(), ((bits ^ (places >> 7)) * (2 * places + 1)).sum()])

@@ -24,13 +24,13 @@ from allocembed.backbones.registry import DEFAULT_BACKBONE
 from allocembed.budget import CANDIDATES, Allocation, Budget, BudgetError
 from allocembed.config import DType, EmbedConfig
 from allocembed.errors import AllocEmbedError, ConfigError, MissingDependency, VideoBudgetError
-from allocembed.execution.stream import BATCH, Prepared, Worker, embed_items, embed_jobs
+from allocembed.execution.stream import BATCH, Prepared, PrepareResources, embed_items, embed_jobs
 from allocembed.geometry import Geometry
 from allocembed.planner import Planner, Source
 from allocembed.resize import Patches, prompt_seconds, send, to_patches
 from allocembed.video import Clip, DecodeLimits, PictureSource, Seek, read_picture
 
-SMALLEST = 1e-3  # scale of a picture under a small budget; it has one token at least
+SMALLEST_PICTURE_SCALE = 1e-3  # scale of a picture under a small budget; it has one token at least
 logger = logging.getLogger("allocembed")
 
 
@@ -213,7 +213,7 @@ class AllocEmbed(Planner):
     ) -> tuple[Allocation, Item]:
         """Allocate and patch a picture, a clip of one frame: at its native size, or as large as the budget allows."""
         geometry = self.backbone.inputs.picture_geometry
-        request = AllocationRequest(geometry, self.budget, (SMALLEST, 1.0))
+        request = AllocationRequest(geometry, self.budget, (SMALLEST_PICTURE_SCALE, 1.0))
         allocation = allocate_clip(clip, Plan(np.arange(1), np.ones(1), grow=False), request)
         prompt = Prompt(question, instruction, np.zeros(1), picture=True)
         return allocation, Item(prompt, _patch(self._send(clip), allocation, geometry))
@@ -277,12 +277,14 @@ class AllocEmbed(Planner):
         for text in {text for text in (*questions, instruction) if text is not None}:
             self.backbone.check_text(text)  # before any video is decoded for it
 
-        decoders = self.decoders  # an option that cannot be met is no fault of the videos
+        decoders = self.decoders  # bad options raise; bad videos only fail themselves
 
-        def prepare(job: tuple[Source, str | None], worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
-            clip = self.read(job[0], decoder_threads=worker.decoder_threads, on_device=True)
+        def prepare(
+            job: tuple[Source, str | None], resources: PrepareResources
+        ) -> Iterator[Prepared[tuple[str, Allocation]]]:
+            clip = self.read(job[0], decoder_threads=resources.decoder_threads, on_device=True)
             try:
-                with worker.lane():
+                with resources.lane():
                     allocation, item = self.prepare(clip, job[1], instruction)
             except BudgetError as error:
                 raise VideoBudgetError(clip.source, str(error)) from error
@@ -313,9 +315,9 @@ class AllocEmbed(Planner):
         for text in filter(None, (question, instruction)):
             self.backbone.check_text(text)  # before any picture is decoded for it
 
-        def prepare(source: PictureSource, worker: Worker) -> Iterator[Prepared[tuple[str, Allocation]]]:
+        def prepare(source: PictureSource, resources: PrepareResources) -> Iterator[Prepared[tuple[str, Allocation]]]:
             clip = read_picture(source, self.config.limits)
-            with worker.lane():
+            with resources.lane():
                 allocation, item = self.prepare_picture(clip, question, instruction)
             yield Prepared(item, (clip.source, allocation))
 

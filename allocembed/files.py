@@ -15,7 +15,7 @@ from allocembed.paths import absolute, why_absent
 from allocembed.remote.objects import ObjectInfo, is_remote, list_objects, look
 from allocembed.video.clip import is_video
 
-BLOCK = 65_536
+BLOCK_BYTES = 65_536
 BLOCKS = 64  # 4 MB of a file are read, so that a terabyte of renamed videos is recognised in minutes
 DANGLING = "a link to a file that does not exist; restore the file, or remove the link"
 NOT_REGULAR = "not a regular file; only files can be indexed"
@@ -58,7 +58,7 @@ def find_videos(sources: Iterable[str | Path]) -> tuple[list[FileEntry], dict[st
 
 
 def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterator[FileEntry]:
-    """The same one by one, so that memory does not grow with their number. A file may come twice.
+    """Yield files one at a time, so that memory does not grow with their number. A file may be yielded twice.
 
     Paths that cannot be looked at are added to `unread`. An object comes with its fingerprint, which lists give.
     """
@@ -183,16 +183,16 @@ def fingerprint(path: str | Path) -> str:
         digest.update(size.to_bytes(8, "big"))
         for offset in block_offsets(size):
             file.seek(offset)
-            digest.update(file.read(BLOCK))
+            digest.update(file.read(BLOCK_BYTES))
     return digest.hexdigest()
 
 
 def block_offsets(size: int) -> list[int]:
-    """Where the blocks of a file begin.
+    """The starts of the blocks of a file.
 
-    >>> block_offsets(100), block_offsets(BLOCK + 1), len(block_offsets(10**12)), block_offsets(10**12)[-1]
+    >>> block_offsets(100), block_offsets(BLOCK_BYTES + 1), len(block_offsets(10**12)), block_offsets(10**12)[-1]
     ([0], [0, 65536], 64, 999999934464)
     """
-    if size <= BLOCK * BLOCKS:
-        return list(range(0, max(size, 1), BLOCK))
-    return [number * (size - BLOCK) // (BLOCKS - 1) for number in range(BLOCKS)]
+    if size <= BLOCK_BYTES * BLOCKS:
+        return list(range(0, max(size, 1), BLOCK_BYTES))
+    return [number * (size - BLOCK_BYTES) // (BLOCKS - 1) for number in range(BLOCKS)]

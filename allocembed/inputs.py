@@ -1,4 +1,4 @@
-"""What a model's own pipeline makes of its inputs: the sizes, frames, clock and prompt that it was published with.
+"""The input pipeline of a model: the sizes, frames, clock and prompt that it was published with.
 
 A model may have more than one, by name: pipelines differ between versions of a library, or between an evaluation and a
 demo. Plain values: nothing here needs torch or a loaded model.

@@ -1,4 +1,4 @@
-"""Read JSON and files of one JSON value per line, such that one bad line can be told from a bad file."""
+"""Read JSON and files of one JSON value per line, and distinguish one bad line from a bad file."""
 
 import json
 from pathlib import Path

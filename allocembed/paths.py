@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def absolute(path: str | Path) -> Path:
-    """The same path from the root on, without . and .., so that a file has one name however it was written.
+    """Write a path from the root on, without . and .., so that a file has one name.
 
     >>> absolute("a/../b.mp4") == Path.cwd() / "b.mp4"
     True

@@ -31,17 +31,17 @@ class Planner:
 
     @property
     def frames_wanted(self) -> int:
-        """How many frames the allocator wants to see of each video."""
+        """Frames that the allocator wants to see of each video."""
         return self.allocator.frames_wanted(self.budget, self.config.candidates)
 
     @property
     def device(self) -> str | None:
-        """Where the frames are read by a model; None without one."""
+        """The device of the model that reads the frames; None without one."""
         return None
 
     @property
     def decoders(self) -> Decoders:
-        """What decodes frames for the model. Raise if the settings name decoders that cannot be used."""
+        """The decoders of frames for the model. Raise if the settings name decoders that cannot be used."""
         return find_decoders(self.config.decoder, self.device)
 
     def open(self, source: FileSource, *, decoder_threads: int = 0, on_device: bool = False) -> VideoSource:
@@ -64,7 +64,7 @@ class Planner:
             return video.sample(self.frames_wanted, self.config.seek)
 
     def request(self, question: str | None = None) -> AllocationRequest:
-        """What the allocator is asked for."""
+        """The request to the allocator."""
         return AllocationRequest(self.geometry, self.budget, self.scale_range, question)
 
     def plan(self, clip: Clip, question: str | None = None) -> Plan:
@@ -72,5 +72,5 @@ class Planner:
         return self.allocator.plan(clip, self.request(question))
 
     def allocate(self, clip: Clip, plan: Plan) -> Allocation:
-        """Where the tokens go: the plan, projected onto the budget."""
+        """Project a plan onto the budget."""
         return allocate_clip(clip, plan, self.request())

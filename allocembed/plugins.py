@@ -83,7 +83,7 @@ class Names(MutableMapping[str, T], Generic[T]):
         self._loaded.pop(name, None)
 
     def absence(self, name: str) -> str:
-        """Which of our packages to install for a name; empty if the name is there, or of no package that we know.
+        """The package of ours to install for a name; empty if the name is there, or of no package that we know.
 
         >>> Names("allocembed.presets", {"nano": 1}).absence("nano"), Names("allocembed.example", {}).absence("nano")
         ('', '')

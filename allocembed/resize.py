@@ -198,7 +198,7 @@ def _levels(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 class FilterCache:
-    """The filters that were used last, on all devices: of many sizes of pictures, they would fill a card."""
+    """Keeps the filters that were used last, on all devices. Those of all sizes would fill GPU memory."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.bytes = most_bytes, 0

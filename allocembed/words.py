@@ -15,7 +15,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """A text whose control characters are written out, but for those that are kept: a name may hold any.
+    """Write out the control characters of a text, except `kept` ones. File names may contain any character.
 
     >>> print(printable("a\\nb\\x1b[31m.mp4"))
     a\\nb\\x1b[31m.mp4

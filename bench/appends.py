@@ -21,7 +21,7 @@ TURNS, DIM = 5, 64
 
 
 def write(uri: str, number: int) -> None:
-    """One of the processes: begins when it is told to, and prints the longest time of an append."""
+    """Run one process: begin on a signal, and print the longest time of an append."""
     store, vector, worst = LanceStore.open(uri), np.full(DIM, DIM**-0.5, np.float32), 0.0
     print("ready", flush=True)
     sys.stdin.readline()

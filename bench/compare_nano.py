@@ -29,14 +29,14 @@ from allocembed.video import Clip
 from allocembed_nano import nanoret
 
 METHODS = (*compare.METHODS, LEARNED)
-AT_ONCE = 32  # videos in memory
+VIDEOS_IN_MEMORY = 32  # videos in memory
 MEASURES = {"cosine": "cosine to full", "own": "finds own full vector, %", "hit1": "text→video Hit@1, %"}
 
 
 def clips(videos: nanoret.VideoSet, counts: Sequence[int], device: torch.device) -> Iterator[dict[int, Clip]]:
     """The clips of one video after the other, rendered a few videos at a time."""
-    for start in range(0, len(videos), AT_ONCE):
-        members = range(start, min(start + AT_ONCE, len(videos)))
+    for start in range(0, len(videos), VIDEOS_IN_MEMORY):
+        members = range(start, min(start + VIDEOS_IN_MEMORY, len(videos)))
         made = nanoret.clips_of(videos, members, counts, device)
         for place in range(len(members)):
             yield {count: made[count][place] for count in counts}

@@ -36,13 +36,13 @@ SHORT_TEXT, LONG_TEXT = 64, 8192  # tokens, at most: a caption or option; a desc
 
 
 @dataclass(frozen=True)
-class Card:
+class ModelCost:
     """Milliseconds per video of a model ("On a GPU"), and tokens of an allocated video ("Preprocessing")."""
 
     allocated: float
     """From frames to vector with the self-preview: what a method within the budget takes at most."""
     learned: float
-    """The same with SmolVLM2's previews."""
+    """As `allocated`, with SmolVLM2's previews."""
     full: float
     tokens: int
 
@@ -55,16 +55,16 @@ class Card:
         return (embeddings * per_video + text_tokens * self.allocated / self.tokens) / 1000
 
 
-CARDS = {
-    "Qwen2-VL-2B (VLM2Vec-V2)": Card(108, 120, 384, 4780),
-    "Qwen3-VL-2B": Card(56, 61, 139, 2878),
-    "Qwen3-VL-8B": Card(118, 131, 360, 2878),
+MODEL_COSTS = {
+    "Qwen2-VL-2B (VLM2Vec-V2)": ModelCost(108, 120, 384, 4780),
+    "Qwen3-VL-2B": ModelCost(56, 61, 139, 2878),
+    "Qwen3-VL-8B": ModelCost(118, 131, 360, 2878),
 }
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a benchmark asks of the card and of the decoders."""
+    """Work of a benchmark for the GPU and for the decoders."""
 
     name: str
     videos: int
@@ -76,10 +76,10 @@ class Workload:
     alone: float
     """Seconds of one core to read it for one method and one question."""
 
-    def line(self, model: str, card: Card) -> list[str]:
+    def line(self, model: str, cost: ModelCost) -> list[str]:
         decode = self.videos * self.decode * CROWDED / CORES
         apart = 6 * self.embeddings * self.alone * CROWDED / CORES
-        gpu = [card.seconds(self.embeddings, self.text_tokens, all_methods=every) for every in (False, True)]
+        gpu = [cost.seconds(self.embeddings, self.text_tokens, all_methods=every) for every in (False, True)]
         hours = [seconds / 3600 for seconds in (*gpu, decode, apart, *(max(each, decode) for each in gpu))]
         counts = [f"{self.videos:,}", f"{self.embeddings:,}"]
         return [self.name, model, *counts, *(f"{each:.1f}" for each in hours[:4]), *(f"**{h:.1f}**" for h in hours[4:])]
@@ -126,7 +126,7 @@ def main() -> None:
     image = image_seconds()
     heads = ["benchmark", "model", "videos", "embeddings per method", "GPU: Base and learned", "GPU: six methods"]
     heads += ["decoding, shared", "decoding, not shared", "**Base and learned**", "**six methods**"]
-    lines = [heads, *(work.line(model, card) for work in workloads(image) for model, card in CARDS.items())]
+    lines = [heads, *(work.line(model, cost) for work in workloads(image) for model, cost in MODEL_COSTS.items())]
     print(markdown_table("Hours on one H200 with 16 cores", lines, f"An image takes {1000 * image:.1f} ms to read."))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from latency import Bench, make_parser
+from latency import LatencyBench, make_parser
 from measure import cosine_gap, forward, kernel_table, measure, prepare_videos
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +34,7 @@ QUESTION = "A person repairs a bicycle in a workshop, and another one watches."
 HALF, EIGHTH = "bfloat16", "float8"
 
 
-class Comparison(Bench):
+class Float8Comparison(LatencyBench):
     """One model in both formats."""
 
     def compare(self) -> str:
@@ -148,7 +148,7 @@ def main() -> None:
     profiles = []
     for name in options.models.split(","):
         torch._dynamo.reset()
-        comparison = Comparison(name, options, results["models"], save)
+        comparison = Float8Comparison(name, options, results["models"], save)
         profiles.append(comparison.compare())
         if options.profile:
             options.profile.write_text("\n".join(profiles))

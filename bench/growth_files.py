@@ -28,7 +28,7 @@ from rich.table import Table
 from allocembed.threads import core_count
 
 COLOURS = {"auto": "#00798c", "nvdec": "#8f6bb3", "pyav": "#e09f3e"}
-NAMES = {"auto": "the card's decoders and the cores", "nvdec": "the card's decoders", "pyav": "the cores"}
+NAMES = {"auto": "the GPU's decoders and the cores", "nvdec": "the GPU's decoders", "pyav": "the cores"}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             _, times = timed_run(real, lambda real=real, files=files: streamed(real, files, options))
             by_gpu = tally_of(real.decoders).since(before).files
             point = {"minutes": kind.seconds / 60, "size": name_of(kind), "decoder": decoder, "videos": len(files)}
-            results["points"].append(point | {"seek": options.seek, "files_by_the_card": by_gpu} | times)
+            results["points"].append(point | {"seek": options.seek, "files_by_the_gpu": by_gpu} | times)
             print(results["points"][-1], flush=True)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))
@@ -76,11 +76,11 @@ def name_of(kind: Kind) -> str:
 
 def print_table(results: dict[str, Any]) -> None:
     table = Table(title=f"{results['model']}, {results['device']}, {results['cores']} cores")
-    for heading in ("minutes", "size", "decoder", "videos", "videos/s", "by the card", "cores busy"):
+    for heading in ("minutes", "size", "decoder", "videos", "videos/s", "by the GPU", "cores busy"):
         table.add_column(heading, justify="right")
     for one in results["points"]:
         cells = (f"{one['minutes']:g}", one["size"], one["decoder"], str(one["videos"]))
-        rates = (f"{one['videos_per_second']:.2f}", str(one["files_by_the_card"]), f"{one['cores_busy']:.1f}")
+        rates = (f"{one['videos_per_second']:.2f}", str(one["files_by_the_gpu"]), f"{one['cores_busy']:.1f}")
         table.add_row(*cells, *rates)
     Console(width=110).print(table)
 

@@ -21,7 +21,7 @@ VIDEOS, SHORT, LONG = 100, 600.0, 3600.0  # seconds
 
 
 def factor(seconds: float) -> float:
-    """What a video of this length costs with its segments, in units of the whole video."""
+    """Cost of a video of this length with its segments, in units of the whole video."""
     return 1 + window_count(seconds, "auto") / BUDGET_SHARE
 
 

@@ -36,7 +36,7 @@ from allocembed.search.store.lance import LanceStore
 PIECES = 13  # a whole video and a dozen windows
 SPREAD = 0.8  # distance of windows from their video's centre, relative to the distance between videos
 NEAR = 0.5  # distance of a query from its window
-AT_ONCE = 4000  # videos written in one commit
+VIDEOS_IN_COMMIT = 4000  # videos written in one commit
 NEVER, ALWAYS = 2**62, 0  # thresholds on the number of vectors
 VOCABULARY = 30_000  # words
 LENGTH = 7  # words of a line
@@ -59,7 +59,7 @@ def main() -> None:
     rows = []
     for count in [options.files * PIECES] if options.files else options.vectors:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            bench = Bench(Path(folder), options.dim, options.queries)
+            bench = IndexBench(Path(folder), options.dim, options.queries)
             rows += bench.subtitles(options.files, options.lines) if options.files else bench.vectors(count)
     if options.json:
         print(json.dumps({"dim": options.dim, "queries": options.queries, "rows": rows}))
@@ -72,7 +72,7 @@ def main() -> None:
     Console().print(table)
 
 
-class Bench:
+class IndexBench:
     """An index of synthetic videos, and queries whose answers are known."""
 
     def __init__(self, place: Path, dim: int, queries: int) -> None:
@@ -142,8 +142,8 @@ class Bench:
         """Write videos, and choose queries among them."""
         passing = np.flatnonzero(duration(np.arange(videos)) == 0)  # they meet all filters
         chosen = np.bincount(self.random.choice(passing, self.queries), minlength=videos)
-        for first in range(0, videos, AT_ONCE):
-            vectors = make_videos(self.random, min(AT_ONCE, videos - first), self.dim)
+        for first in range(0, videos, VIDEOS_IN_COMMIT):
+            vectors = make_videos(self.random, min(VIDEOS_IN_COMMIT, videos - first), self.dim)
             names = write(self.index.store, vectors, first)
             said = [self.texts(PIECES) if with_lines else [] for _ in names]
             if with_lines:

@@ -58,7 +58,7 @@ PARTS = ("backbone", "allocators", "sensitivity", "closeness", "preprocessing", 
 LOOKS = ((6, 12), (24, 48))
 
 
-class Bench:
+class LatencyBench:
     """Measures one model; saves the results after every part."""
 
     def __init__(
@@ -270,7 +270,7 @@ class Bench:
             self.look_parts(name, allocator, look)
 
     def look_parts(self, name: str, allocator: Sensitivity, look: tuple[int, int]) -> None:
-        """What the host does before a look, and the resizing."""
+        """Time the host's work before a look, and the resizing."""
         grids = [preview_grid(self.geometry.native(*self.size), tokens) for tokens in look]
         chunks = as_chunks(self.on_device, self.geometry.frames_per_chunk)
         prompt = Prompt(seconds=np.arange(len(chunks)) * 5.0)
@@ -389,7 +389,7 @@ def main() -> None:
         if time.monotonic() > options.deadline:
             print(f"{name}: not measured, the time is over")
             continue
-        bench = Bench(name, options, results.setdefault("models", {}), save)
+        bench = LatencyBench(name, options, results.setdefault("models", {}), save)
         if "backbone" in options.parts:
             bench.backbone_parts()
             bench.rate_part(peak)

@@ -1,12 +1,12 @@
-"""Compare the pictures of a card's decoders with PyAV's, on many codecs, containers and kinds of pictures.
+"""Compare the pictures of a GPU's decoders with PyAV's, on many codecs, containers and kinds of pictures.
 
     python bench/nvdec.py [--shape qwen3-vl-2b] [--out FILE.json]
     python bench/nvdec.py --stand-in --shape nano-qwen3 --only "h264 wide pixels.mp4" "hevc 10 bits.mp4"
 
 Writes small videos, reads the same frames of each with both, and prints by how many grey levels they differ, by how
-much the vectors of a model do (1 − cos), and which files the card left to PyAV. The model is nano-qwen3, or has random
+much the vectors of a model do (1 − cos), and which files the GPU left to PyAV. The model is nano-qwen3, or has random
 weights of a shape. Beside it stands what one grey level in one value of one frame does to the vector, which is about
-the rounding of the model's own format. With `--stand-in` FFmpeg plays the card, on a machine without one: its pictures
+the rounding of the model's own format. With `--stand-in` FFmpeg plays the GPU, on a machine without one: its pictures
 are the same before they are converted to RGB.
 """
 
@@ -101,18 +101,18 @@ def write(
         container.mux(stream.encode(None))
 
 
-def compare(path: Path, card: Nvdec, embedder: AllocEmbed | None) -> dict[str, Any]:
+def compare(path: Path, gpu: Nvdec, embedder: AllocEmbed | None) -> dict[str, Any]:
     """Read a file with both."""
-    declined, taken = dict(card.declined), {"PyAV": {}, "card": {}}
+    declined, taken = dict(gpu.declined), {"PyAV": {}, "gpu": {}}
     result: dict[str, Any] = {"file": path.name}
     for seek in ("exact", "keyframe"):
-        with open_video(path) as plain, open_video(path, decoders=card) as fast:
+        with open_video(path) as plain, open_video(path, decoders=gpu) as fast:
             started = time.perf_counter()
             expected = plain.sample(12, seek)
             taken["PyAV"][seek] = time.perf_counter() - started
             started = time.perf_counter()
             found = fast.sample(12, seek).on_host()
-            taken["card"][seek] = time.perf_counter() - started
+            taken["gpu"][seek] = time.perf_counter() - started
         same = found.indices.tolist() == expected.indices.tolist()
         if same:
             difference = np.abs(found.frames.astype(int) - expected.frames)
@@ -126,7 +126,7 @@ def compare(path: Path, card: Nvdec, embedder: AllocEmbed | None) -> dict[str, A
                 result[seek]["one value"] = float(1 - vectors[0] @ other)
         else:
             result[seek] = {"other frames": found.indices.tolist(), "than": expected.indices.tolist()}
-    reasons = [reason for reason, count in card.declined.items() if count > declined.get(reason, 0)]
+    reasons = [reason for reason, count in gpu.declined.items() if count > declined.get(reason, 0)]
     return result | {"by PyAV because": reasons[0] if reasons else "", "seconds": taken}
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--shape", help="also compare vectors of a model of this shape, or of nano-qwen3")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of a model of a shape")
     parser.add_argument("--only", nargs="+", choices=list(FILES), default=list(FILES), help="these files")
-    parser.add_argument("--stand-in", action="store_true", help="FFmpeg plays the card")
+    parser.add_argument("--stand-in", action="store_true", help="FFmpeg plays the GPU")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     library = None
@@ -143,7 +143,7 @@ def main() -> None:
         from tests.nvdec import Library
 
         library = Library()
-    card = Nvdec(torch.device("cpu" if library else "cuda:0"), shared=False, library=library)
+    gpu = Nvdec(torch.device("cpu" if library else "cuda:0"), shared=False, library=library)
     embedder = None
     if options.shape:
         device = "cpu" if library else "cuda"
@@ -157,13 +157,13 @@ def main() -> None:
             how, path = FILES[name], Path(folder) / name
             try:
                 write(path, **how)
-                results.append(compare(path, card, embedder))
+                results.append(compare(path, gpu, embedder))
             except Exception as error:
                 results.append({"file": name, "failed": f"{type(error).__name__}: {error}"})
             print(results[-1], flush=True)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))
-    table = Table(title=str(card.tally()))
+    table = Table(title=str(gpu.tally()))
     for heading in (
         "file",
         "exact: mean, largest",

@@ -1,16 +1,16 @@
-"""Measure how fast a card's decoders are, by the number of threads, and what slows them down.
+"""Measure how fast a GPU's decoders are, by the number of threads, and what slows them down.
 
     python bench/nvdec_rates.py [--files FOLDER] [--out FILE.json] [--seconds 60]
-    python bench/nvdec_rates.py --count     what reading a minute of video takes; needs no card
+    python bench/nvdec_rates.py --count     what reading a minute of video takes; needs no GPU
 
 The files are those of bench/pipeline.py: a minute of 720p with a keyframe every 2 or 10 seconds.
 
 - "pictures": threads decode all pictures of a video, one or 16 in a call. What more threads do not speed up is the rate
-  of the card.
-- "videos": threads read 24 frames of videos, as `stream` does, while the card is idle ("none"), multiplies matrices
-  ("card"), or a Python thread keeps Python's lock whenever it can ("python"), as one that launches a model's kernels.
+  of the GPU.
+- "videos": threads read 24 frames of videos, as `stream` does, while the GPU is idle ("none"), multiplies matrices
+  ("gpu"), or a Python thread keeps Python's lock whenever it can ("python"), as one that launches a model's kernels.
 
-`--stand-in` tries it without a card, in miniature.
+`--stand-in` tries it without a GPU, in miniature.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from allocembed.video import open_video
 from allocembed.video.decoders.nvdec.bitstream import describe
 from allocembed.video.decoders.nvdec.gpu import Nvdec, find_library
 from allocembed.video.decoders.nvdec.groups import Group, GroupReader
-from allocembed.video.decoders.nvdec.sessions import Session, Slot
+from allocembed.video.decoders.nvdec.sessions import DecoderSlot, Session
 from allocembed.video.packets import Demuxer
 
 FRAMES = 24
-LOADS = ("none", "card", "python")
+LOADS = ("none", "gpu", "python")
 Work = Callable[[int, Callable[[], bool]], int]
 
 
 @contextmanager
 def loaded(load: str, device: torch.device) -> Iterator[None]:
-    """Keep the card or Python busy."""
+    """Keep the GPU or Python busy."""
     ends = threading.Event()
 
     def multiply() -> None:
@@ -64,7 +64,7 @@ def loaded(load: str, device: torch.device) -> Iterator[None]:
         while not ends.is_set():
             number += 1
 
-    thread = threading.Thread(target={"card": multiply, "python": count}.get(load, lambda: None))
+    thread = threading.Thread(target={"gpu": multiply, "python": count}.get(load, lambda: None))
     thread.start()
     try:
         yield
@@ -116,7 +116,7 @@ class Pictures:
             self.batches = [b for group in groups for b in reader.batches(group, together, lambda _: False)[1]]
             reader.close()
             size = demuxer.stream.height, demuxer.stream.width
-        self.sessions = [Session(library, Slot(device), stream.codec, size) for _ in range(threads)]
+        self.sessions = [Session(library, DecoderSlot(device), stream.codec, size) for _ in range(threads)]
 
     def decode(self, number: int, more: Callable[[], bool]) -> int:
         session, count = self.sessions[number], 0
@@ -130,11 +130,11 @@ class Pictures:
         return count
 
 
-def read(_: int, more: Callable[[], bool], path: Path, card: Nvdec, seek: Any) -> int:
+def read(_: int, more: Callable[[], bool], path: Path, gpu: Nvdec, seek: Any) -> int:
     """Read videos as `stream` does."""
     count = 0
     while more():
-        with open_video(path, decoders=card) as video:
+        with open_video(path, decoders=gpu) as video:
             video.sample(FRAMES, seek)
         count += 1
     return count
@@ -151,7 +151,7 @@ class Calls(TorchFunctionMode):
 
 
 def steps(path: Path, seek: Any, library: Any) -> dict[str, int]:
-    """What reading 24 frames of a video takes, by a stand-in for the card that counts packets and pictures."""
+    """Packets and pictures for 24 frames of a video, counted by a stand-in for the GPU."""
     packets, demuxed, calls, create = Demuxer.packets, [0], Calls(), library.CreateDecoder
 
     def counted(self: Demuxer) -> Any:
@@ -198,7 +198,7 @@ def count_steps() -> None:
 
 
 class Report:
-    """What was measured so far, in a file and as a table."""
+    """Measurements so far, in a file and as a table."""
 
     def __init__(self, out: Path | None, seconds: float, device: torch.device) -> None:
         self.out, self.deadline, self.device = out, time.monotonic() + seconds, device
@@ -226,7 +226,7 @@ def measure_all(report: Report, folder: Path, kinds: Sequence[Kind], library: An
     counts, seconds = ((1, 2), 0.2) if tiny else ((1, 2, 4, 7, 8, 12, 16, 24), 0.8)
     paths = {kind.gop: kind.original(folder, 0) for kind in kinds}
     Nvdec.places = counts[-1]  # it would not decode more files at a time than are worth while
-    card = Nvdec(report.device, shared=False, library=library)
+    gpu = Nvdec(report.device, shared=False, library=library)
     for together in (16, 1):
         pictures = Pictures(paths[kinds[-1].gop], together, counts[-1], library, report.device)
         for number in range(counts[-1]):
@@ -235,7 +235,7 @@ def measure_all(report: Report, folder: Path, kinds: Sequence[Kind], library: An
             report.add(f"pictures, {together} in a call", pictures.decode, threads, seconds)
     for gop, path in paths.items():
         for seek in ("exact", "keyframe"):
-            work = partial(read, path=path, card=card, seek=seek)
+            work = partial(read, path=path, gpu=gpu, seek=seek)
             name = f"videos, keyframe every {gop} frames, {seek}"
             measure(work, counts[-1], seconds, "none", report.device)  # sessions are created with their first pictures
             for threads in counts[2:] or counts:
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--files", type=Path, help="keep the videos in this folder, or take them from there")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0, help="begin nothing after this time")
-    parser.add_argument("--stand-in", action="store_true", help="FFmpeg plays the card, in miniature")
+    parser.add_argument("--stand-in", action="store_true", help="FFmpeg plays the GPU, in miniature")
     parser.add_argument("--count", action="store_true", help="count the steps of reading, by a stand-in")
     options = parser.parse_args()
     if options.count:

@@ -38,7 +38,7 @@ from shapes import SHAPES, make_allocator, make_backbone
 
 from allocembed.allocators.base import Allocator, Plan
 from allocembed.backbones.base import Backbone, Item
-from allocembed.backbones.batches import UnderWay
+from allocembed.backbones.batches import PendingVectors
 from allocembed.budget import Allocation
 from allocembed.config import Seek
 from allocembed.embedder import AllocEmbed, Failure
@@ -94,17 +94,17 @@ class TimedEmbedder(AllocEmbed):
 
 def time_backbone(backbone: Backbone) -> None:
     """Measure every call of the backbone, by the loop and by `stream`: to begin, and to wait for the vectors."""
-    begin, wait = backbone.begin, UnderWay.vectors
+    begin, wait = backbone.begin, PendingVectors.vectors
 
-    def timed_begin(items: Sequence[Item], **options: Any) -> UnderWay:
+    def timed_begin(items: Sequence[Item], **options: Any) -> PendingVectors:
         with TimedEmbedder.parts("backbone"):
             return begin(items, **options)
 
-    def timed_wait(begun: UnderWay) -> torch.Tensor:
+    def timed_wait(begun: PendingVectors) -> torch.Tensor:
         with TimedEmbedder.parts("backbone"):
             return wait(begun)
 
-    backbone.begin, UnderWay.vectors = timed_begin, timed_wait
+    backbone.begin, PendingVectors.vectors = timed_begin, timed_wait
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def plain_loop(embedder: TimedEmbedder, files: Sequence[Path]) -> np.ndarray:
 
 
 def streamed(embedder: TimedEmbedder, files: Sequence[Path], options: argparse.Namespace) -> np.ndarray:
-    """The same vectors from `stream`."""
+    """Embed the files with `stream`."""
     vectors = []
     with timed_lanes():
         for result in embedder.stream(files, batch=options.batch, workers=options.workers):
@@ -317,7 +317,7 @@ def stream_alone(embedder: TimedEmbedder, files: list[Path], options: argparse.N
         "allocator": embedder.allocator.name,
         "rounds": rounds,
         "videos_per_second": max(times["videos_per_second"] for times in rounds),
-        "files_by_the_card": decoded.files / options.rounds,
+        "files_by_the_gpu": decoded.files / options.rounds,
         "declined": dict(decoded.declined),
         "gpu_busy": busy_share(use),
         "gpu_use": use,
@@ -334,7 +334,7 @@ def print_tables(results: dict[str, Any]) -> None:
             busy = "–" if one["gpu_busy"] is None else f"{one['gpu_busy']:.0%}"
             rate, cores = one["videos_per_second"], one["rounds"][-1]["cores_busy"]
             where = f"{results['model']}, every {one['gop']} frames, {one['seek']}, {one['decoder']}"
-            shares = f"{one['files_by_the_card']:.0f} files by the GPU, {cores:.1f} cores"
+            shares = f"{one['files_by_the_gpu']:.0f} files by the GPU, {cores:.1f} cores"
             console.print(f"{where}: {rate:.2f} videos/s, {shares}, GPU busy {busy}")
             continue
         table = Table(title=f"{results['videos']} videos, {results['model']}, seek {one['seek']}, {one['allocator']}")

@@ -17,7 +17,7 @@ import numpy as np
 from allocembed.benchmarks.report import markdown_table
 
 KEYFRAME, EXACT = 8.94, 8.22  # videos a second, whole videos only, on one GPU that also decodes
-CARD = KEYFRAME  # videos a second that the GPU can embed: it is 93 % busy then
+GPU = KEYFRAME  # videos a second that the GPU can embed: it is 93 % busy then
 SHARE = 4  # tokens of a video with segments, relative to the whole video
 SEGMENTS = 12
 PARTITION, PROBES = 4096, 20
@@ -30,7 +30,7 @@ def plan(videos: int, gpus: int, dim: int, picture: int) -> list[tuple[str, str]
     for what, rate in (
         ("whole videos, --seek keyframe", KEYFRAME),
         ("whole videos, --seek exact", EXACT),
-        ("with segments, bound by the model", CARD / SHARE),
+        ("with segments, bound by the model", GPU / SHARE),
     ):
         rows.append((what, f"{rate:.2f} videos/s a GPU: {videos / rate / gpus / 3600:.1f} hours"))
     rows += [

@@ -24,7 +24,7 @@ from torture_parts.common import QUIET, ROOT, save_videos
 
 OPTIONS = ("--backbone", "nano-qwen3", "--budget", "2f", "--candidates", "4", "--segments", "1")
 COMMIT = 8
-PATIENCE = 300.0
+DRIVER_SECONDS = 300.0
 
 
 class Trial:
@@ -64,7 +64,7 @@ class Trial:
 
     def wait_for(self, driver: subprocess.Popen[bytes], more: int) -> bool:
         """Wait until this number of further videos is embedded; False if the driver has ended before."""
-        wanted, deadline = len(self.lines()) + more, time.monotonic() + PATIENCE
+        wanted, deadline = len(self.lines()) + more, time.monotonic() + DRIVER_SECONDS
         while len(self.lines()) < wanted:
             if driver.poll() is not None:
                 return False
@@ -126,7 +126,7 @@ def attack(trial: Trial, kills: int, source: random.Random) -> Counter[str]:
         counts["workers"] += 1
         print(f"{counts.total()}: killed a worker after {len(trial.lines())} videos", flush=True)
         if counts.total() == kills or not trial.wait_for(driver, source.randint(1, most)):
-            driver.wait(PATIENCE)
+            driver.wait(DRIVER_SECONDS)
             break
         ours = descendants(driver.pid)
         driver.kill()
@@ -140,7 +140,7 @@ def attack(trial: Trial, kills: int, source: random.Random) -> Counter[str]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     driver = trial.start()
-    driver.wait(PATIENCE)
+    driver.wait(DRIVER_SECONDS)
     print((trial.folder / f"driver{trial.number}.log").read_text()[-600:], flush=True)
     return counts
 

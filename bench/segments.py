@@ -1,4 +1,4 @@
-"""What it saves, and what it does to vectors, that frames of segments may be keyframes nearby.
+"""Measure the time saved, and the change of vectors, if frames of segments may be keyframes nearby.
 
     python bench/segments.py [--videos 12] [--groups 2,10] [--backbone nano-qwen3]
 

@@ -32,7 +32,7 @@ START = "open_video"
 
 @dataclass
 class Walk:
-    """What was seen of one run."""
+    """Modules and stacks seen in one run."""
 
     modules: Counter[str] = field(default_factory=Counter)
     deepest: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Walk:
                 self.deepest = stack
 
     def open(self, *arguments: Any, **options: Any) -> Any:
-        """`av.open`, noted. It is compiled, so a profile function is not told of it."""
+        """`av.open`, noted. It is compiled, so a profile function does not see it."""
         self.opening = self.opening or frames_of(sys._getframe(1))
         return OPEN(*arguments, **options)
 

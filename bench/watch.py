@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from torture_parts.churn import Churn, contents, differences  # noqa: E402
 from torture_parts.common import INDEX_OPTIONS, Nursery, save_model, save_videos  # noqa: E402
 
-PATIENCE = 180.0  # seconds for the watch to catch up at the end
+CATCH_UP_SECONDS = 180.0  # seconds for the watch to catch up at the end
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def run(work: Path, files: int, changes: int, seed: int, kills: int) -> int:
         # Nothing is seen to vanish while nothing watches, so what is left over after kills is pruned by hand.
         status, text = nursery.run("index", folder, "--to", scratch, *options, timeout=600)
         assert status in (0, 1), text
-        wanted, deadline = contents(scratch), time.monotonic() + PATIENCE
+        wanted, deadline = contents(scratch), time.monotonic() + CATCH_UP_SECONDS
         found = contents(place)
         while differences(found, wanted, surplus=not kills) and time.monotonic() < deadline:
             time.sleep(0.5)

@@ -16,7 +16,7 @@ ENV PIP_NO_CACHE_DIR=1 \
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
-# PyNvVideoCodec decodes videos on the card.
+# PyNvVideoCodec decodes videos on the GPU.
 RUN pip install "torch>=2.11,<2.14" "PyNvVideoCodec>=2.2,<3"
 
 WORKDIR /src

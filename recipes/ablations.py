@@ -65,10 +65,10 @@ PRINTED = {name: getattr(make_config({}, preset="paper"), name) for name in METH
 """The options of the preset `paper` that are its method; its sizes do not suit the nano world."""
 
 SIZES = {"target": "text", "width": 192, "heads": 6, "rollouts": 16, "scale_range": [0.2, 1.8], "decay": 0.0}
-"""Smaller than the shipped allocator, so that all rows fit onto one card; and texts as targets, as in the paper."""
+"""Smaller than the shipped allocator, so that all rows fit onto one GPU; and texts as targets, as in the paper."""
 
 
-class Requested(Learned):
+class RequestedScales(Learned):
     """The policy's scales as they are, whatever they cost."""
 
     name = "requested"
@@ -149,14 +149,14 @@ def run_row(backbone: Backbone, name: str, changes: dict[str, Any], options: arg
         raise SystemExit(128 + progress.stopped_by)  # the next run continues this row
     policy = ScalePolicy.from_pretrained(folder / BEST)
     previewer = BackbonePreview(backbone, config.preview_tokens, summary=config.preview_summary)
-    embedders = {cls.name: AllocEmbed(backbone, cls(policy, previewer)) for cls in (Learned, Requested)}
+    embedders = {cls.name: AllocEmbed(backbone, cls(policy, previewer)) for cls in (Learned, RequestedScales)}
     rows = nanoret.evaluate_embedders(embedders, limit=3 if options.tiny else options.limit, seed=CHECK_SEED)
     result = {
         "row": name,
         "steps": progress.step,
         "seconds": round(time.monotonic() - started),
         "projected": summary([row for row in rows if row.method == Learned.name]),
-        "requested": summary([row for row in rows if row.method == Requested.name]),
+        "requested": summary([row for row in rows if row.method == RequestedScales.name]),
         "subsets": [asdict(row) for row in rows],
     }
     with whole_file(found) as scratch:

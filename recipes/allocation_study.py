@@ -1,4 +1,4 @@
-"""What allocations are worth in the nano world: sensitivity in many forms, a learned allocator, and the best that a
+"""Measure allocations in the nano world: sensitivity in many forms, a learned allocator, and the best that a
 search finds.
 
     python recipes/allocation_study.py --backbone nano-qwen3 --seeds 31 32 --videos 250 --out study.json

@@ -46,7 +46,7 @@ class Oracle(Allocator):
         return Plan(kept, np.where(shown | ~shown.any(), high, low))
 
 
-class Blindfolded(Allocator):
+class QuestionBlind(Allocator):
     """Another allocator that never sees the question."""
 
     def __init__(self, inner: Allocator) -> None:
@@ -75,7 +75,7 @@ def main() -> None:
     methods.append(Oracle(options.limit, options.seed, given_question=False))
     if "qa" in subsets:
         methods.append(Oracle(options.limit, options.seed, given_question=True))
-        methods.append(Blindfolded(load_allocator("learned", backbone)))
+        methods.append(QuestionBlind(load_allocator("learned", backbone)))
     scores = nanoret.evaluate(backbone, methods, subsets=subsets, limit=options.limit, seed=options.seed)
     if options.json:
         print(json.dumps({"rows": report.as_json(scores)}))

@@ -5,7 +5,7 @@
 Eight minutes on one GPU; `--tiny` runs a miniature on a CPU, with an untrained backbone. All settings are those of
 the preset `nano` (`allocembed train --help`); `--set learning_rate=1e-3` changes one. The run folder is that of
 `allocembed train`, and `--resume` continues it. The result goes to OUT/nano-allocator: the best checkpoint in
-validation, in bfloat16, with a card. The check draws its own test videos, never the shipped ones of NanoRet.
+validation, in bfloat16, with a model card. The check draws its own test videos, never the shipped ones of NanoRet.
 """
 
 from __future__ import annotations

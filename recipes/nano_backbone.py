@@ -5,7 +5,7 @@
     python recipes/nano_backbone.py --family gemma --minutes 9 --out out/nano-gemma
 
 It needs one GPU; `--tiny` runs a miniature on a CPU. It writes a folder in the hub's layout (config, bf16 safetensors,
-tokenizer, preprocessor settings, card) and a log. How the model learns:
+tokenizer, preprocessor settings, model card) and a log. How the model learns:
 
 - **reading first**: for the first third of the time, the vision tower learns to name the object, colour, word and place
   under every token of single chunks. Separately, the language model learns to name those in a text. Both losses stay
@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from nano_data import GLIMPSE_STEPS, EmbeddingBatch, ReadingBatch, SeededBatches, VideoGroup, make_batch, make_reading
 from nano_heads import Heads, TokenPositions
-from nano_model import FAMILY_NAMES, build_backbone, fuse_norms, layers_of, read_card, save_backbone
+from nano_model import FAMILY_NAMES, build_backbone, fuse_norms, layers_of, read_model_card, save_backbone
 from nano_muon import Muon
 from nano_rows import Rows, read_rows
 from safetensors.torch import load_file, save_file
@@ -64,7 +64,7 @@ DECAY = 0.35  # share of a stage over which the learning rate falls to zero
 Losses = dict[str, torch.Tensor]
 
 
-class Trainer:
+class BackboneTrainer:
     """Renders, cuts, embeds and scores batches on one device."""
 
     def __init__(self, backbone: Backbone, device: torch.device, atlas: world.Atlas) -> None:
@@ -299,7 +299,7 @@ def train(options: argparse.Namespace) -> None:
             layer.compile(dynamic=True)
     else:
         fuse_norms(model)
-    trainer = Trainer(backbone, device, atlas)
+    trainer = BackboneTrainer(backbone, device, atlas)
     reading = partial(make_reading, backbone, options.chunks)
     batches = partial(make_batch, backbone, options.batch, ASK_SHARE, GLIMPSE_STEPS if options.init else 0)
     read, embed = partial(trainer.reading_losses, heads=heads), partial(trainer.losses, heads=heads)
@@ -318,7 +318,7 @@ def train(options: argparse.Namespace) -> None:
         "minutes": round((time.monotonic() - started) / 60, 2),
         "seed": options.seed,
     }
-    earlier = read_card(options.init)["runs"] if options.init else []
+    earlier = read_model_card(options.init)["runs"] if options.init else []
     save_file(heads.state_dict(), options.out / "heads.safetensors")
     save_backbone(backbone, options.out, {"family": options.family, "runs": [*earlier, summary]})
     print(f"{summary} → {options.out}", flush=True)

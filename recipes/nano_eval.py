@@ -33,7 +33,7 @@ from allocembed_nano import nanoret
 RETRIEVAL = ("short-clip", "short-video", "long-clip", "long-video")
 
 
-class Hidden(Allocator):
+class HiddenQuestion(Allocator):
     """Another allocator that does not hear the question; the vector does."""
 
     def __init__(self, inner: Allocator) -> None:
@@ -62,7 +62,7 @@ def make_embedders(options: argparse.Namespace, backbone: Backbone) -> dict[str,
         label = Path(name).parent.name if Path(name).is_dir() else name
         found[label] = AllocEmbed(backbone, allocator, config)
         if options.questions and name not in ("base", "uniform", "full"):
-            found[f"{label}, question hidden"] = AllocEmbed(backbone, Hidden(allocator), config)
+            found[f"{label}, question hidden"] = AllocEmbed(backbone, HiddenQuestion(allocator), config)
     return found
 
 

@@ -19,7 +19,7 @@ from allocembed_nano.world import vocabulary as vocab
 from allocembed_nano.world.timeline import PLATE_HEIGHT
 
 OBJECT, COLOUR, WORD, PLACE = range(4)
-LETTERS, LONGEST = 26, max(len(word) for word in vocab.WORDS)
+LETTERS, LONGEST_WORD = 26, max(len(word) for word in vocab.WORDS)
 LABELLED = 12_288  # tokens per batch that must name things, including some on nothing
 
 
@@ -55,7 +55,7 @@ class Heads(nn.Module):
         self.concept = nn.Linear(width, sum(CONCEPT_COUNTS))
         self.concept_scale = nn.Parameter(torch.tensor(2.5))
         self.logit_scale = nn.Parameter(torch.tensor(math.log(14.0)))
-        spelled = [[ord(letter) - 65 for letter in word] + [-1] * (LONGEST - len(word)) for word in vocab.WORDS]
+        spelled = [[ord(letter) - 65 for letter in word] + [-1] * (LONGEST_WORD - len(word)) for word in vocab.WORDS]
         self.register_buffer("spelled", torch.tensor(spelled), persistent=False)
         self.register_buffer("starts", torch.tensor(CONCEPT_STARTS), persistent=False)
         self.register_buffer("aspects", word_aspects[: len(vocab.WORDS)].clone(), persistent=False)
@@ -111,10 +111,10 @@ class Heads(nn.Module):
         on_sign: torch.Tensor,
     ) -> torch.Tensor:
         """Each token on a sign must name the letters it overlaps; all letters of a word count as equally wide."""
-        spelled = self.spelled[word]  # (K, frames, LONGEST)
+        spelled = self.spelled[word]  # (K, frames, LONGEST_WORD)
         wide = self.aspects[word] * mark[..., 5]
         letter = wide / (spelled >= 0).sum(-1)
-        order = torch.arange(LONGEST, device=seen.device) + 0.5
+        order = torch.arange(LONGEST_WORD, device=seen.device) + 0.5
         centre = (mark[..., 3] - wide / 2)[..., None] + order * letter[..., None]
         near = (centre - x[:, None, None]).abs() < half[:, None, None] + 0.2 * letter[..., None]
         target = torch.zeros(*word.shape, LETTERS + 1, device=seen.device)

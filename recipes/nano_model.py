@@ -247,7 +247,7 @@ def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def save_backbone(backbone: Backbone, folder: Path, facts: dict[str, Any]) -> None:
-    """Write a folder in the hub's layout: config, bf16 safetensors, tokenizer, preprocessor settings, card."""
+    """Write a folder in the hub's layout: config, bf16 safetensors, tokenizer, preprocessor settings, model card."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         backbone.model.to(torch.bfloat16).save_pretrained(scratch)
@@ -261,7 +261,7 @@ def save_backbone(backbone: Backbone, folder: Path, facts: dict[str, Any]) -> No
         settings = {f"{kind}_processor": {f"{kind}_processor_type": name, **plain} for kind, name in kinds.items()}
         settings = {"processor_class": "EmbeddingGemma2Processor", **settings}
         (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-        (folder / "README.md").write_text(_card(backbone.name, facts))
+        (folder / "README.md").write_text(_model_card(backbone.name, facts))
         return
     preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
@@ -274,15 +274,15 @@ def save_backbone(backbone: Backbone, folder: Path, facts: dict[str, Any]) -> No
         "max_pixels": MAX_PIXELS,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor, indent=2) + "\n")
-    (folder / "README.md").write_text(_card(backbone.name, facts))
+    (folder / "README.md").write_text(_model_card(backbone.name, facts))
 
 
-def read_card(folder: Path) -> dict[str, Any]:
-    """The facts in the card of a folder."""
+def read_model_card(folder: Path) -> dict[str, Any]:
+    """The facts in the model card of a folder."""
     return json.loads((folder / "README.md").read_text().split("```json")[1].split("```")[0])
 
 
-def _card(name: str, facts: dict[str, Any]) -> str:
+def _model_card(name: str, facts: dict[str, Any]) -> str:
     return f"""---
 license: mit
 library_name: allocembed

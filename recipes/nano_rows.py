@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from allocembed.backbones.base import Backbone, TokenRow, TowerOutput
 from allocembed.backbones.gemma.backbone import GemmaBackbone
-from allocembed.backbones.gemma.language import RowInputs, mean_rows
+from allocembed.backbones.gemma.language import GemmaRowInputs, mean_rows
 from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone, pad_rows
 from allocembed.backbones.qwen_vl.language import prepare_language, run_language
 
@@ -50,7 +50,7 @@ class CausalRows:
 class MeanRows:
     """Rows one after the other, and the chunk (V,) of each visual token, of `chunks` in all."""
 
-    inputs: RowInputs
+    inputs: GemmaRowInputs
     chunk: torch.Tensor
     tokens: torch.Tensor
     """(chunks,) visual tokens of each chunk."""

@@ -1,4 +1,4 @@
-"""What a question can tell the allocator before any training, and how sharply the allocator should decide.
+"""Measure the value of a question to an untrained allocator, and how sharply the allocator should decide.
 
     python recipes/question.py [--seed 41] [--limit 500] [--asked 3,1.2,0 4,1.5,0 …]
 
@@ -17,7 +17,7 @@ import copy
 import numpy as np
 import torch
 import torch.nn.functional as F
-from limits import Blindfolded, Oracle
+from limits import Oracle, QuestionBlind
 
 from allocembed.allocators.learned import Learned
 from allocembed.allocators.registry import load_allocator
@@ -37,7 +37,7 @@ def main() -> None:
     learned = load_allocator("learned", backbone)
     alone, better, count = nearest(learned, options.limit, options.seed)
     print(f"the nearest chunk is the one asked about: {alone:.1%} of {count}; minus the default task: {better:.1%}")
-    methods = [Blindfolded(learned), learned, *(changed(learned, given) for given in options.asked)]
+    methods = [QuestionBlind(learned), learned, *(changed(learned, given) for given in options.asked)]
     methods.append(Oracle(options.limit, options.seed, given_question=True))
     for score in nanoret.evaluate(backbone, methods, subsets=["qa"], limit=options.limit, seed=options.seed):
         print(f"{score.method}: {score.hit1:.1f} % of {score.n}, cost {score.cost:.3f}×")
@@ -48,8 +48,8 @@ def nearest(learned: Learned, limit: int, seed: int) -> tuple[float, float, int]
     videos, previewer = nanoret.draw_videos("qa", limit, seed), learned.previewer
     per_chunk = previewer.frames_per_chunk
     questions, right = nanoret.questions(videos), []
-    for first in range(0, limit, nanoret.AT_ONCE):
-        chosen = range(first, min(first + nanoret.AT_ONCE, limit))
+    for first in range(0, limit, nanoret.VIDEOS_IN_MEMORY):
+        chosen = range(first, min(first + nanoret.VIDEOS_IN_MEMORY, limit))
         for number, clip in zip(chosen, nanoret.clips_of(videos, chosen, [24], previewer.device)[24], strict=True):
             question = questions[number]
             timeline = videos.timelines.select(np.array([number]))

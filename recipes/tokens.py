@@ -53,8 +53,8 @@ def measure(methods: list[str], count: int, seed: int | None, backbone_name: str
     tokens: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in methods}
     for which in ("short", "long"):
         videos = nanoret.draw_videos(which, count, seed)
-        for start in range(0, count, nanoret.AT_ONCE):
-            chosen = range(start, min(start + nanoret.AT_ONCE, count))
+        for start in range(0, count, nanoret.VIDEOS_IN_MEMORY):
+            chosen = range(start, min(start + nanoret.VIDEOS_IN_MEMORY, count))
             clips = nanoret.clips_of(videos, chosen, [24], backbone.device)[24]
             fractions = clips[0].indices / (nanoret.NOMINAL_FRAMES - 1)
             per_chunk = backbone.geometry.frames_per_chunk

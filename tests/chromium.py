@@ -23,7 +23,7 @@ SWITCHES = (
     "--mute-audio",
 )
 CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-PATIENCE = 120.0  # seconds: a busy machine is not a broken page
+PAGE_SECONDS = 120.0  # seconds: a busy machine is not a broken page
 
 
 class Chromium:
@@ -79,7 +79,7 @@ class Chromium:
 
     def _next(self) -> dict:
         while b"\0" not in self.buffer:
-            ready, _, _ = select.select([self.answers], [], [], PATIENCE)
+            ready, _, _ = select.select([self.answers], [], [], PAGE_SECONDS)
             assert ready, "Chromium does not answer"
             part = os.read(self.answers, 1 << 20)
             assert part, "Chromium has ended"
@@ -103,7 +103,7 @@ class Chromium:
         """Waits until a piece of JavaScript is true, and returns what it is."""
         started = time.monotonic()
         while not (value := self.run(script)):
-            assert time.monotonic() - started < PATIENCE, f"waited in vain for {script}"
+            assert time.monotonic() - started < PAGE_SECONDS, f"waited in vain for {script}"
             time.sleep(0.03)
         return value
 

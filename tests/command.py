@@ -19,7 +19,7 @@ class Result:
 
 
 def run(*words: object) -> Result:
-    """What `allocembed WORDS` prints and returns."""
+    """Run `allocembed WORDS`; return its output and status."""
     stdout, stderr, code = io.StringIO(), io.StringIO(), 0
     argv = ["allocembed", *map(str, words)]
     with redirect_stdout(stdout), redirect_stderr(stderr), mock.patch.object(sys, "argv", argv):

@@ -21,7 +21,7 @@ pytest.register_assert_rewrite("allocembed.testing")
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 # A file is run whole by one process, so the longest start first: none is then left for one process at the end.
-LONGEST = (
+SLOWEST_FILES = (
     "tests/test_torture.py",
     "tests/search/test_world.py",
     "tests/rdpo/test_trainer.py",
@@ -40,8 +40,8 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
+    places = {name: place for place, name in enumerate(SLOWEST_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(SLOWEST_FILES)))
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,7 @@ class PacketData:
 
 
 class Library:
-    """What `import PyNvVideoCodec` gives."""
+    """A stand-in for the module PyNvVideoCodec."""
 
     cudaVideoCodec = SimpleNamespace(H264="h264", HEVC="hevc", VP9="vp9", AV1="libdav1d")  # noqa: N815
     PacketData = PacketData

@@ -34,7 +34,7 @@ def fixture_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What of a case is equal, None where there is nothing to compare, and 1 − cos of the vectors."""
+    """The equal parts of a case, None where there is nothing to compare, and 1 − cos of the vectors."""
 
     ids: bool | None
     grid: bool | None
@@ -67,7 +67,7 @@ def load_ours(fixture: Mapping[str, Any], folder: Path) -> AllocEmbed:
 
 
 def run_case(ours: AllocEmbed, case: Case, folder: Path) -> dict[str, Any]:
-    """What ours makes of a case, with the keys of the fixtures."""
+    """Our output for a case, with the keys of the fixtures."""
     item, result = _prepare(ours, case, folder)
     backbone = ours.backbone
     row = backbone.rows(backbone.tokenise([item.prompt]), [item.grids])[0]

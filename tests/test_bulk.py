@@ -33,7 +33,7 @@ def test_parts_of_workers_are_one_table_and_are_continued(many, qwen3_folder, tm
     good = [file for file in files if "bad" not in file.path]
     task = EmbedTask(config, PartFolder(out), commit=3)
     task.output.settle({**config.settings(), "question": None, "instruction": None})
-    worker = task(WorkerShare(cores=1, workers=1, apart=False))
+    worker = task(WorkerShare(cores=1, workers=1, separate=False))
     list(worker.work(files[:6], again=False))
     outcomes = list(worker.work(files, again=True))  # as after a kill
     assert [Path(each.source).name for each in outcomes if each.error] == ["bad.mp4"] and len(outcomes) == 13

@@ -34,7 +34,7 @@ def test_equal_values_in_other_places_or_under_other_names_differ():
 
 
 def test_tensors_longer_than_a_chunk_count_to_their_end(monkeypatch):
-    monkeypatch.setattr("allocembed.digests.CHUNK", 1000)
+    monkeypatch.setattr("allocembed.digests.CHUNK_VALUES", 1000)
     model = layer()
     digests = {weights_digest(model)}
     for place in (999, 1000, 9999):

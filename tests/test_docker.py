@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def lines(path: Path, word: str) -> list[str]:
-    """What follows an instruction, for each time it is used."""
+    """Arguments of an instruction, for each time it is used."""
     return re.findall(rf"^{word} (.*)$", path.read_text(), re.MULTILINE)
 
 

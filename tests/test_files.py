@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from allocembed.errors import VideoError
-from allocembed.files import BLOCK, BLOCKS, find_videos, fingerprint, identity
+from allocembed.files import BLOCK_BYTES, BLOCKS, find_videos, fingerprint, identity
 
 
 def test_a_file_has_one_name_however_it_was_written(tmp_path, monkeypatch):
@@ -43,7 +43,7 @@ def test_a_folder_gives_its_videos_in_order_without_hidden_ones(tmp_path):
         find_videos([tmp_path / "nowhere"])
 
 
-@pytest.mark.parametrize("size", [0, 10, BLOCK * BLOCKS, BLOCK * BLOCKS + 1, 9_000_000])
+@pytest.mark.parametrize("size", [0, 10, BLOCK_BYTES * BLOCKS, BLOCK_BYTES * BLOCKS + 1, 9_000_000])
 def test_a_fingerprint_follows_the_content_and_not_the_name(tmp_path, size):
     one, two = tmp_path / "one", tmp_path / "two"
     content = np.random.default_rng(0).bytes(size)

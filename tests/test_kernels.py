@@ -1,4 +1,4 @@
-"""Our Triton kernels compile for the cards they run on, and stay within their arrays. Neither needs a card: Triton
+"""Our Triton kernels compile for the GPUs they run on, and stay within their arrays. Neither needs a GPU: Triton
 brings an assembler and an interpreter."""
 
 from pathlib import Path
@@ -16,8 +16,8 @@ from allocembed.backbones.attention import kernel as attention_kernel  # noqa: E
 from allocembed.video.decoders.nvdec import colours_kernel  # noqa: E402
 from tests.interpreted import run_interpreted  # noqa: E402
 
-CARDS = (75, 80, 86, 89, 90, 100, 120)  # compute capability, from Turing to Blackwell
-FLOAT8_CARDS = tuple(card for card in CARDS if card >= 89)
+GPUS = (75, 80, 86, 89, 90, 100, 120)  # compute capability, from Turing to Blackwell
+FLOAT8_GPUS = tuple(gpu for gpu in GPUS if gpu >= 89)
 SHARED_BYTES = 227 * 2**10  # of a block on Hopper
 WITHIN_FENCES = """
 import torch
@@ -33,7 +33,7 @@ from allocembed.video.decoders.nvdec import colours_kernel
 from allocembed.video.decoders.nvdec.colours import Colours, Scaling
 from tests.video.test_colours import surface
 
-colours_kernel.BLOCK = 128
+colours_kernel.BLOCK_PIXELS = 128
 for bits, (height, coded), width, place in (
     (8, (6, 130), 130, None),
     (8, (12, 68), 100, (64, 128)),
@@ -74,14 +74,14 @@ for lengths in ([70, 33, 5], [64, 128], [1, 65]):
 
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Compile a kernel for a card. `arguments` are types, such as "*u8", or constants."""
+    """Compile a kernel for a GPU. `arguments` are types, such as "*u8", or constants."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    def build(kernel: Any, card: int, arguments: dict[str, Any], **options: int) -> Any:
+    def build(kernel: Any, gpu: int, arguments: dict[str, Any], **options: int) -> Any:
         types = {name: each if isinstance(each, str) else "constexpr" for name, each in arguments.items()}
         constants = {name: each for name, each in arguments.items() if not isinstance(each, str)}
         source = ASTSource(kernel, types, constexprs=constants)
-        return triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
+        return triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=options)
 
     return build
 
@@ -90,28 +90,33 @@ def numbers(names: list[str]) -> dict[str, str]:
     return dict.fromkeys(names, "i32")
 
 
-@pytest.mark.parametrize("card", CARDS)
-def test_pictures_become_rgb_on_every_gpu(compiled, card: int) -> None:
-    arguments = {"surface": "*u8", "made": "*u8", **numbers(colours_kernel.VALUES), "block": colours_kernel.BLOCK}
-    assert compiled(colours_kernel._convert, card, arguments).asm["cubin"]
+@pytest.mark.parametrize("gpu", GPUS)
+def test_pictures_become_rgb_on_every_gpu(compiled, gpu: int) -> None:
+    arguments = {
+        "surface": "*u8",
+        "made": "*u8",
+        **numbers(colours_kernel.VALUES),
+        "block": colours_kernel.BLOCK_PIXELS,
+    }
+    assert compiled(colours_kernel._convert, gpu, arguments).asm["cubin"]
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(("kind", "bits", "taps"), [("*u8", 8, (4, 4, 4)), ("*i16", 10, (1, 4, 4))])
-def test_pictures_are_scaled_on_every_gpu(compiled, card: int, kind: str, bits: int, taps: tuple[int, ...]) -> None:
+def test_pictures_are_scaled_on_every_gpu(compiled, gpu: int, kind: str, bits: int, taps: tuple[int, ...]) -> None:
     filters = [f"{part}_{what}" for part in ("luma", "chroma", "row") for what in ("first", "weights")]
     arguments = {"surface": kind, "made": "*u8", **dict.fromkeys(filters, "*i32"), **numbers(colours_kernel.VALUES)}
     arguments |= dict(zip(("luma_taps", "chroma_taps", "row_taps"), taps, strict=True))
-    arguments |= {"bits": bits, "block": colours_kernel.BLOCK}
-    assert compiled(colours_kernel._scale, card, arguments).asm["cubin"]
+    arguments |= {"bits": bits, "block": colours_kernel.BLOCK_PIXELS}
+    assert compiled(colours_kernel._scale, gpu, arguments).asm["cubin"]
 
 
-@pytest.mark.parametrize("card", FLOAT8_CARDS)
+@pytest.mark.parametrize("gpu", FLOAT8_GPUS)
 @pytest.mark.parametrize("width", [1024, 12288])
-def test_rows_are_rounded_on_cards_with_float8(compiled, card: int, width: int) -> None:
+def test_rows_are_rounded_on_gpus_with_float8(compiled, gpu: int, width: int) -> None:
     arguments = {"rows": "*bf16", "rounded": "*fp8e4nv", "scale": "*fp32", "step": "i32", "width": width}
     arguments |= {"largest": 448.0, "least": 1e-12, "block": triton.next_power_of_2(width)}
-    assert compiled(float8_kernel._round, card, arguments, num_warps=8).asm["cubin"]
+    assert compiled(float8_kernel._round, gpu, arguments, num_warps=8).asm["cubin"]
 
 
 @pytest.mark.parametrize("kind", ["*bf16", "*fp16"])

@@ -46,7 +46,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 def run(python: Path, folder: Path, *arguments: object) -> str:
-    """What a command prints; an error of it fails the test."""
+    """The output of a command; its error fails the test."""
     command = [str(python), "-m", "allocembed", *map(str, arguments)]
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
     ran = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)

@@ -36,7 +36,7 @@ def test_every_link_to_a_part_of_a_page_finds_its_heading():
 
 
 def anchors(text: str) -> list[str]:
-    """What GitHub calls the headings of a page."""
+    """GitHub's anchors for the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 

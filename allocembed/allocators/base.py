@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AllocationRequest:
-    """What an allocator is asked for, besides the clip."""
+    """The inputs of an allocator besides the clip."""
 
     geometry: Geometry
     """How the backbone cuts frames."""
     budget: Budget
     scale_range: tuple[float, float] = SCALE_RANGE
     question: str | None = None
-    """What is asked about this video, if anything."""
+    """A question about this video, if there is one."""
 
     def native_scales(self, frames: int) -> np.ndarray:
         """Scale 1 for every chunk that `frames` frames make."""
@@ -50,7 +50,7 @@ class AllocationRequest:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What an allocator requests, before the budget is applied.
+    """The scales that an allocator requests, before the budget is applied.
 
     `kept` are rising positions in the clip, `scales` one positive number per chunk of kept frames. `grow` lets the
     projection enlarge chunks beyond their request to use up the budget. `bounded=False` ignores the budget (Full only).
@@ -70,7 +70,7 @@ class Allocator(ABC):
     """A policy over chunks. Subclasses set `name` and implement `plan`."""
 
     name: str
-    """What users write, and the name of its entry point."""
+    """The name that users write, and that of its entry point."""
     scale_range: tuple[float, float] = SCALE_RANGE
     """Smallest and largest scale if the user gives none."""
     takes_tensors: bool = False
@@ -91,7 +91,7 @@ class Allocator(ABC):
         return candidates
 
     def identity(self) -> str:
-        """What tells this allocator from others of the same name: its options, a digest of its weights."""
+        """Options and a digest of weights, which differ between allocators of one name."""
         return self.name
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Allocator(ABC):
 
 @dataclass(frozen=True)
 class Footage:
-    """What decides the cost of scales: sizes of one clip, or of b videos of equal size."""
+    """Sizes of one clip, or of b videos of equal size, which decide the cost of scales."""
 
     height: int
     width: int
@@ -118,7 +118,7 @@ class Footage:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedScales:
     """Scales within the budget, for K plans of each of b videos."""
 
     scales: np.ndarray
@@ -139,7 +139,7 @@ def allocate(
     grow: bool = True,
     bounded: bool = True,
     rungs: int = 0,
-) -> Fitted:
+) -> FittedScales:
     """Turn requested scales (b, K, C) into grids within the budget: equation 3. `rungs` puts scales on a ladder.
 
     >>> qwen2 = Geometry(14, 2, (0.5,) * 3, (0.5,) * 3, 1, 10**6)
@@ -168,7 +168,7 @@ def allocate(
     else:
         grids = grids_at(scales, sides)
     costs = [base_cost(bases[total], budget.base_frames, total, per_chunk) for total in footage.totals]
-    return Fitted(scales, grids, limits, np.array(costs))
+    return FittedScales(scales, grids, limits, np.array(costs))
 
 
 def allocate_clip(clip: Clip, plan: Plan, request: AllocationRequest) -> Allocation:

@@ -14,12 +14,12 @@ from allocembed.policy.preview import asks
 from allocembed.video.clip import Clip
 
 POWERS = (0.7, 0.5)
-"""Of the learned scales and of sensitivity's. Both are noisy, so neither counts in full."""
+"""Exponents of the learned scales and of sensitivity's. Both are noisy, so neither counts in full."""
 
 
-class Both(Allocator):
-    """Keeps all candidates; a chunk's scale is a product. A question is for the learned allocator alone to decide,
-    because sensitivity gains nothing there."""
+class ScaleProduct(Allocator):
+    """Keeps all candidates and multiplies the scales of two allocators. With a question the learned allocator decides
+    alone, because sensitivity gains nothing there."""
 
     name = "learned+sensitivity"
     takes_tensors = True

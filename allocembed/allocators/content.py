@@ -21,7 +21,7 @@ from allocembed.video.clip import Clip
 
 PREVIEW_SIDE = 128  # pixels of the longer side of a preview
 TILE = 8  # side of the tiles in which writing is detected
-FLOOR = 0.1  # smallest score of a frame, so that every chunk requests something
+LEAST_SCORE = 0.1  # smallest score of a frame, so that every chunk requests something
 
 
 class ContentAware(Allocator):
@@ -48,18 +48,18 @@ def previews(frames: np.ndarray) -> torch.Tensor:
 
 
 def frame_scores(frames: np.ndarray) -> np.ndarray:
-    """Importance (T,) of frames (T, H, W, 3), in [FLOOR, 1].
+    """Importance (T,) of frames (T, H, W, 3), in [LEAST_SCORE, 1].
 
     >>> rng = np.random.default_rng(0)
     >>> black, noise = np.zeros((1, 64, 64, 3), np.uint8), rng.integers(0, 255, (1, 64, 64, 3), np.uint8)
     >>> scores = frame_scores(np.concatenate([black, noise]))
-    >>> bool(scores[0] == FLOOR), bool(scores[1] > 0.5)
+    >>> bool(scores[0] == LEAST_SCORE), bool(scores[1] > 0.5)
     (True, True)
     """
     grey = previews(frames)
     parts = [_relative(part) for part in (_sharpness(grey), _change(grey), _text_likeness(grey))]
     lively = (grey.flatten(1).std(1) / 0.1).clamp(max=1)
-    return np.maximum((torch.stack(parts).mean(0) * lively).numpy().astype(np.float64), FLOOR)
+    return np.maximum((torch.stack(parts).mean(0) * lively).numpy().astype(np.float64), LEAST_SCORE)
 
 
 def _relative(values: torch.Tensor) -> torch.Tensor:

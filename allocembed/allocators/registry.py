@@ -111,9 +111,9 @@ def load_allocator(name: str = AUTO, backbone: Backbone | None = None) -> Alloca
     check_allocator(name)
     learned, looks = split_looks(name)
     if looks:
-        from allocembed.allocators.both import Both
+        from allocembed.allocators.both import ScaleProduct
 
-        return Both.of(load_allocator(learned, backbone), load_allocator(looks, backbone), learned)
+        return ScaleProduct.of(load_allocator(learned, backbone), load_allocator(looks, backbone), learned)
     if name == AUTO:
         bundled = None if backbone is None else backbone.allocator
         name = LEARNED if bundled and Path(bundled).is_dir() else "uniform"

@@ -37,19 +37,19 @@ Read = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Looks:
-    """What the looks at one video found."""
+class LookResults:
+    """How far each look moved the vector of one video, and the tokens read for it."""
 
     moves: np.ndarray
     """(L, C) how far the vector moves, 1 − cos, for each look and chunk."""
     tokens: int
     tower_tokens: int
-    """What was read for it, as in `Plan`."""
+    """Tokens read by the language model and by the tower, as in `Plan`."""
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """What is fixed in one pass."""
+class _PassShape:
+    """The key of a captured pass: looks, chunks and numbers that its graph has fixed."""
 
     looks: tuple[Look, ...]
     chunks: int
@@ -108,7 +108,7 @@ class Sensitivity(Allocator):
         return Plan(np.arange(len(clip)), scales, look_tokens=looks.tokens, look_tower_tokens=looks.tower_tokens)
 
     @torch.inference_mode()
-    def look(self, clip: Clip, request: AllocationRequest) -> Looks:
+    def look(self, clip: Clip, request: AllocationRequest) -> LookResults:
         """Embed the video at every look, and see how far each chunk moves the vector."""
         if self._stream is None:
             return self._look(clip, request)
@@ -116,7 +116,7 @@ class Sensitivity(Allocator):
         with torch.cuda.stream(self._stream):
             return self._look(clip, request)
 
-    def _look(self, clip: Clip, request: AllocationRequest) -> Looks:
+    def _look(self, clip: Clip, request: AllocationRequest) -> LookResults:
         backbone, geometry = self.backbone, request.geometry
         frames = chunk_frames(np.arange(len(clip)), geometry.frames_per_chunk)
         native = geometry.native(clip.height, clip.width, frames=len(clip), listed=clip.listed)
@@ -126,10 +126,10 @@ class Sensitivity(Allocator):
         seconds = prompt_seconds(clip, frames, backbone.inputs.list_rate)
         (ids,) = backbone.tokenise([Prompt(request.question, seconds=seconds)])
         variants = backbone.prepare_variants(ids, looks, len(frames))
-        kind = _Pass(looks, len(frames), numbers_of(variants.prepared), variants)
+        kind = _PassShape(looks, len(frames), numbers_of(variants.prepared), variants)
         moves = self._replay(kind, pixels, *tensors_of(variants.prepared)).double().numpy()
         made = len(frames) * sum(grid.tokens for grid in sizes_of(looks))
-        return Looks(moves, variants.tokens if backbone.has_language_model else made, made)
+        return LookResults(moves, variants.tokens if backbone.has_language_model else made, made)
 
     def shrink(self, chunks: torch.Tensor, sizes: Sequence[Grid]) -> torch.Tensor:
         """Patches of chunks (C, frames, 3, H, W) at one size after the other, on the backbone's device."""
@@ -139,14 +139,14 @@ class Sensitivity(Allocator):
             patches.append(geometry.patchify(small))
         return torch.cat(patches).to(self.backbone.device)
 
-    def _prepare(self, kind: _Pass, *_: torch.Tensor) -> tuple[Any, Read, _Pass]:
-        """What the tower needs, and which of its tokens and chunk states the rows read."""
+    def _prepare(self, kind: _PassShape, *_: torch.Tensor) -> tuple[Any, Read, _PassShape]:
+        """Inputs of the tower, and the places of tokens and chunk states that the rows read."""
         grids = np.repeat([[grid.rows, grid.cols] for grid in sizes_of(kind.looks)], kind.chunks, axis=0)
         read = (kind.template.seen, kind.template.chunks)
         tokens, chunks = (torch.from_numpy(places).to(self.backbone.device) for places in read)
         return self.backbone.prepare_tower(grids), (tokens, chunks), kind
 
-    def _moves(self, prepared: tuple[Any, Read, _Pass], pixels: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+    def _moves(self, prepared: tuple[Any, Read, _PassShape], pixels: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
         """(L, C) how far the vector moves for each look and chunk."""
         tower, read, kind = prepared
         normalised = normalise(pixels, self.backbone.geometry, self.backbone.dtype)
@@ -158,7 +158,7 @@ class Sensitivity(Allocator):
 
 
 def look_grid(native: Grid, size: LookSize) -> Grid:
-    """The grid of a look: of so many tokens, or of a share of the native ones.
+    """The grid of a look: of a number of tokens, or of a share of the native ones.
 
     >>> look_grid(Grid(14, 14), 0.25), look_grid(Grid(14, 14), 1.0), look_grid(Grid(14, 14), 12)
     (Grid(rows=7, cols=7), Grid(rows=14, cols=14), Grid(rows=3, cols=3))

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from allocembed.backbones.batches import UnderWay, group_rows
+from allocembed.backbones.batches import PendingVectors, group_rows
 from allocembed.backbones.variants import Look, LookSize, Variants, whole_variants
 from allocembed.digests import weights_digest
 from allocembed.errors import BackboneError
@@ -31,7 +31,7 @@ LONGEST_TEXT = 1_000_000  # characters: far more tokens than any of the models r
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What a row says besides its pixels.
+    """The texts and times of a row, without its pixels.
 
     `seconds` (C,) are the mean times of the chunks of a video, None for a text. `instruction` is None for the model's
     own default. `picture` says that the one chunk is a picture, for which a model may have another layout.
@@ -74,7 +74,7 @@ class TokenRow:
 
 @dataclass(frozen=True, eq=False)
 class TowerOutput:
-    """What the vision tower makes of C chunks with N visual tokens."""
+    """Output of the vision tower for C chunks with N visual tokens."""
 
     tokens: torch.Tensor
     """(N, width)"""
@@ -101,16 +101,16 @@ class TowerOutput:
 
 @dataclass(frozen=True)
 class Widths:
-    """How many numbers a model's states and vectors have."""
+    """Lengths of a model's states and vectors."""
 
     tokens: int
-    """Of a visual token."""
+    """Length of a visual token's state."""
     pooled: int
-    """Of what `pool` gives for a row."""
+    """Length of the state that `pool` gives for a row."""
     vector: int
-    """Of what `project` makes of it."""
+    """Length of the vector that `project` makes of it."""
     texts: int
-    """Of the state of a text's token: at least `pooled`. 0 for a model that reads no texts."""
+    """Length of the state of a text's token: at least `pooled`. 0 for a model that reads no texts."""
 
 
 class Backbone(ABC):
@@ -123,8 +123,8 @@ class Backbone(ABC):
     has_language_model: bool = True
     """Whether a language model reads the tokens of a row. Otherwise the tower does all the work."""
     looks: ClassVar[Sequence[tuple[LookSize, LookSize]]] = ((12, 24), (24, 6))
-    """How large `sensitivity` makes all chunks of a video, and the one that it changes, for each look: a number of
-    tokens, or a share of the native ones, such as 0.25."""
+    """Sizes of all chunks, and of the one that changes, for each look of `sensitivity`: a number of tokens, or a share
+    of the native ones, such as 0.25."""
 
     def __init__(
         self,
@@ -321,8 +321,10 @@ class Backbone(ABC):
         return self.begin(items, batching=batching, batch_tokens=batch_tokens).vectors()
 
     @torch.inference_mode()
-    def begin(self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384) -> "UnderWay":
-        """Begin to embed items. A GPU goes on by itself, so that what comes next can be prepared meanwhile."""
+    def begin(
+        self, items: Sequence[Item], *, batching: Batching = "pad", batch_tokens: int = 16384
+    ) -> "PendingVectors":
+        """Begin to embed items. A GPU works by itself, so that the next items can be prepared meanwhile."""
         if batching not in ("pad", "pack"):
             raise ValueError(f"batching must be pad or pack, not {batching!r}")
         rows = self.rows(self.tokenise([item.prompt for item in items]), [item.grids for item in items])
@@ -334,4 +336,4 @@ class Backbone(ABC):
         if on_gpu:
             done = torch.cuda.Event()
             done.record(torch.cuda.current_stream(self.device))
-        return UnderWay(items, batches, made, self.dim, done)
+        return PendingVectors(items, batches, made, self.dim, done)

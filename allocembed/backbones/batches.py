@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class UnderWay:
+class PendingVectors:
     """Items whose vectors a GPU may still be working on. It reads the items, so they are kept here until then."""
 
     items: Sequence[Item]

@@ -29,11 +29,11 @@ class Checkpoint:
 
     name: str
     entry: BackboneEntry
-    """What the registry says."""
+    """Its entry in the registry."""
     folder: Path | None = None
-    """Where its files are; None if that is not known yet."""
+    """The folder of its files; None if it is not known yet."""
     base: Path | None = None
-    """Where config, tokenizer and first weights are: another folder if this one holds an adapter."""
+    """The folder of config, tokenizer and first weights: another one if this one holds an adapter."""
     model_type: str | None = None
     """The family, by transformers' name."""
     pipeline: str | None = None
@@ -42,7 +42,7 @@ class Checkpoint:
 
     @classmethod
     def find(cls, name: str, inputs: str | None = None) -> Self:
-        """What can be said at once: nothing is downloaded, and only local folders are read.
+        """Facts that are known at once: nothing is downloaded, and only local folders are read.
 
         >>> Checkpoint.find("qwen3-vl-embedding-2b").inputs.geometry.factor, Checkpoint.find("you/unknown").inputs
         (32, None)
@@ -121,7 +121,7 @@ class Checkpoint:
             )
 
     def check_dim(self, dim: int | None, dimensions: int) -> None:
-        """Raise BackboneError if its vectors of so many `dimensions` may not be cut to `dim`."""
+        """Raise BackboneError if its vectors with this number of `dimensions` may not be cut to `dim`."""
         if dim is not None and dim < dimensions and not self.entry.matryoshka:
             raise BackboneError(
                 f"{self.name} was not trained for vectors shorter than {dimensions} (Matryoshka): remove dim, or use "

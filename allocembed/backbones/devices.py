@@ -1,4 +1,4 @@
-"""Which device and number format a model runs in."""
+"""Choose the device and the number format of a model."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ INT8 = "int8"
 FLOAT8 = "float8"
 LINEAR_ONLY = (INT8, FLOAT8)  # formats of linear layers only
 FLOAT8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
-LARGE = 200_000_000  # bytes of weights from which speed and memory matter more than the last digits
+LARGE_MODEL_BYTES = 200_000_000  # bytes of weights from which speed and memory matter more than the last digits
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -45,7 +45,7 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device, weights: int = 0)
         check_float8(device)
         return torch.bfloat16
     if dtype == "auto":
-        half = device.type == "cuda" or (weights > LARGE and computes_bfloat16())
+        half = device.type == "cuda" or (weights > LARGE_MODEL_BYTES and computes_bfloat16())
         return torch.bfloat16 if half else torch.float32
     named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in named:
@@ -62,7 +62,7 @@ def check_float8(device: torch.device) -> None:
     else:
         return
     raise BackboneError(
-        "cannot use float8: it needs an NVIDIA card of compute capability 8.9 or more (Ada, Hopper), and "
+        "cannot use float8: it needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper), and "
         f"{found}; use --dtype bfloat16"
     )
 

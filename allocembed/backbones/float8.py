@@ -1,4 +1,4 @@
-"""Linear layers that multiply in float8, for NVIDIA cards of Ada and Hopper: half the bytes of bfloat16, and up to
+"""Linear layers that multiply in float8, for NVIDIA GPUs of Ada and Hopper: half the bytes of bfloat16, and up to
 twice the rate of products.
 
 Weights are rounded once, with a scale for each output. The inputs of a layer are rounded as it runs, with a scale for
@@ -20,11 +20,12 @@ from allocembed.kernels import find_kernel
 logger = logging.getLogger("allocembed")
 
 FORMAT = torch.float8_e4m3fn
-LARGEST = torch.finfo(FORMAT).max
-LEAST = 1e-12  # the largest value of a row of zeros
+LARGEST_FLOAT8 = torch.finfo(FORMAT).max
+LEAST_ROW_MAXIMUM = 1e-12  # the largest value of a row of zeros
 MULTIPLE = 16  # the products need widths that are multiples of this
 ROUNDED_PATHS = re.compile(r"\.\d+\.|\bmerger\.")  # paths of layers in the blocks of a model, and in Qwen-VL's merger
-KEPT = ("in_proj_a", "in_proj_b", "gate")  # few outputs that steer all others: decays, and the choice of experts
+# Few outputs that steer all others: decays, and the choice of experts.
+UNROUNDED_LAYERS = ("in_proj_a", "in_proj_b", "gate")
 # Layers that get the same input, in the order in which they get it.
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("in_proj_qkv", "in_proj_z"))
 Rounded = tuple[torch.Tensor, torch.Tensor]
@@ -39,10 +40,10 @@ def round_rows(rows: torch.Tensor) -> Rounded:
     """
     kernel = own_kernel() if rows.is_cuda and not torch.compiler.is_compiling() else None
     if kernel is not None and kernel.fits(rows):
-        return kernel.round_rows(rows, FORMAT, LARGEST, LEAST)
-    top = rows.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
-    # Not LARGEST / top: torch takes that for a product with the reciprocal, which is rounded twice.
-    return (rows.float() * torch.full_like(top, LARGEST).div(top)).to(FORMAT), top / LARGEST
+        return kernel.round_rows(rows, FORMAT, LARGEST_FLOAT8, LEAST_ROW_MAXIMUM)
+    top = rows.abs().amax(-1, keepdim=True).float().clamp(min=LEAST_ROW_MAXIMUM)
+    # Not LARGEST_FLOAT8 / top: torch takes that for a product with the reciprocal, which is rounded twice.
+    return (rows.float() * torch.full_like(top, LARGEST_FLOAT8).div(top)).to(FORMAT), top / LARGEST_FLOAT8
 
 
 def own_kernel() -> ModuleType | None:
@@ -104,7 +105,7 @@ class Float8Linear(RoundedLinear):
 
 def can_round(path: str, layer: nn.Module) -> bool:
     """Whether a layer at a path in a model is one to replace."""
-    if type(layer) is not nn.Linear or not ROUNDED_PATHS.search(path) or path.rpartition(".")[2] in KEPT:
+    if type(layer) is not nn.Linear or not ROUNDED_PATHS.search(path) or path.rpartition(".")[2] in UNROUNDED_LAYERS:
         return False
     return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0
 
@@ -112,7 +113,7 @@ def can_round(path: str, layer: nn.Module) -> bool:
 def round_linears(model: nn.Module, device: torch.device | None = None) -> int:
     """Replace the linear layers of a model's blocks, and return how many.
 
-    The new layers are on `device` if given, so that a card need not hold the whole model in the format it had.
+    The new layers are on `device` if given, so that a GPU need not hold the whole model in the format it had.
     """
     made = replace_linears(model, lambda layer: Float8Linear.of(layer, device), can_round)
     _share_inputs(made)

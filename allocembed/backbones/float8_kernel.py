@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-WIDEST = 32768  # values of a row that a program holds in its registers
+WIDEST_ROW = 32768  # values of a row that a program holds in its registers
 
 
 def fits(rows: torch.Tensor) -> bool:
     """Whether the kernel supports rows (N, width)."""
-    return 0 < rows.shape[1] <= WIDEST and rows.stride(1) == 1
+    return 0 < rows.shape[1] <= WIDEST_ROW and rows.stride(1) == 1
 
 
 def round_rows(

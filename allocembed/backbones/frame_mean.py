@@ -22,7 +22,7 @@ FRAME = -1  # the place of a frame among the ids of a text
 
 
 @dataclass(frozen=True, eq=False)
-class RowInputs:
+class FrameMeanRowInputs:
     """Texts and frames of R rows, on the device.
 
     `ids` (T, longest) are the texts, padded with zeros, and `said` (T,) the rows they belong to. `shown` (C,) are the
@@ -68,8 +68,8 @@ class FrameMeanBackbone(Backbone):
             rows.append(TokenRow(row, np.repeat(places, counts)[None], row == FRAME))
         return rows
 
-    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> RowInputs:
-        """The same for both kinds of batches, because no row is read as a whole."""
+    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> FrameMeanRowInputs:
+        """Rows on the device. Both kinds of batches give equal inputs, because no row is read as a whole."""
         texts = [torch.from_numpy(row.ids[~row.visual]) for row in rows]
         said = [number for number, ids in enumerate(texts) if len(ids)]
         frames = np.array([row.positions[0, row.visual].max(initial=-1) + 1 for row in rows])
@@ -80,9 +80,9 @@ class FrameMeanBackbone(Backbone):
             shown,
             (1 / torch.from_numpy(frames)[shown]).to(self.dtype),
         )
-        return RowInputs(*(send(tensor, self.device) for tensor in tensors), rows=len(rows))
+        return FrameMeanRowInputs(*(send(tensor, self.device) for tensor in tensors), rows=len(rows))
 
-    def pool(self, prepared: RowInputs, features: TowerOutput | None = None) -> torch.Tensor:
+    def pool(self, prepared: FrameMeanRowInputs, features: TowerOutput | None = None) -> torch.Tensor:
         pooled = torch.zeros((prepared.rows, self.widths.pooled), dtype=self.dtype, device=self.device)
         if features is not None and features.chunks is not None and len(prepared.shown):
             frames = F.normalize(features.chunks, dim=-1) * prepared.share[:, None]

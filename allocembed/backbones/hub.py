@@ -8,7 +8,7 @@ from allocembed.errors import BackboneError
 from allocembed.paths import is_folder
 
 FILES = ["*.json", "*.txt", "*.jinja", "*.safetensors", "*.bin"]
-"""What is downloaded of a model. The cache knows all files of a repository, so a look-up needs these patterns, too."""
+"""Patterns of the files that are downloaded of a model. A look-up in the cache, which knows all files, needs them."""
 WHOLE = [f"{name}.{kind}" for name in ("model", "pytorch_model", "adapter_model") for kind in ("safetensors", "bin")]
 """Files that hold all weights."""
 TOY = "nano-qwen3"

@@ -1,4 +1,4 @@
-"""What the families share that run their models block by block with attention within rows.
+"""The base of the families that run their models block by block with attention within rows.
 
 A family has two functions, one for a block of the tower and one for a layer of the language model. They may be
 compiled. Compiled functions cannot be pickled, so they are made again in the process that reads a pickle.
@@ -23,7 +23,7 @@ class LayerwiseBackbone(Backbone):
 
     @abstractmethod
     def find_functions(self) -> tuple[Run, Run]:
-        """What runs a block of the tower, and a layer of the language model, not compiled."""
+        """The functions for a block of the tower and for a layer of the language model, not compiled."""
 
     def set_functions(self) -> None:
         """Set `block` and `layer`, compiled if that was requested. A family calls it in `set_up`."""

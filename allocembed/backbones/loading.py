@@ -40,7 +40,7 @@ def load_backbone(
 
     `device="auto"` is CUDA if available; `dtype="auto"` is bfloat16 there, and for large models on CPUs that compute in
     it, else float32. `dtype="int8"` rounds the weights of linear layers, for CPUs. `dtype="float8"` multiplies
-    in eight bits, on NVIDIA cards from Ada on. The modules of these names say how. `inputs` names one of the model's
+    in eight bits, on NVIDIA GPUs from Ada on. The modules of these names say how. `inputs` names one of the model's
     own input pipelines; the default is the first in the registry. `dim` keeps the first dimensions of the vector
     (Matryoshka) and normalises again. `compile` compiles the model's blocks at the first video: half a minute that pays
     off after some hundred videos. It needs a C++ compiler.
@@ -109,7 +109,7 @@ def _build(
 
 
 def assumed(backbone: Backbone) -> str:
-    """What is said of a model that the registry does not know: how it is read."""
+    """A warning about a model that the registry does not know: how it is read."""
     geometry = backbone.geometry
     lowest, highest = (limit // geometry.factor**2 for limit in (geometry.min_pixels, geometry.max_pixels))
     return (

@@ -1,4 +1,4 @@
-"""What is known of backbones by name: families of models, and checkpoints with short names. No torch.
+"""Backbones by name: families of models, and checkpoints with short names. No torch.
 
 An installed package adds a family through the entry-point group `allocembed.families`, and a short name through
 `allocembed.backbones`. `checkpoint` finds the files and the inputs of a name.
@@ -47,7 +47,7 @@ class Family:
 
     @property
     def geometry(self) -> Geometry:
-        """How the default pipeline cuts frames."""
+        """The geometry of the default pipeline."""
         return next(iter(self.inputs.values())).geometry
 
     def load(self) -> type[Backbone]:

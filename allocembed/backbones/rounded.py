@@ -1,4 +1,4 @@
-"""What linear layers with rounded weights share, whatever format they multiply in."""
+"""The base of linear layers with rounded weights, whatever format they multiply in."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What the text halves of all families share: reading one language model, its tokenizer and its sentences.
+"""The base of all families' text halves: it reads a language model, its tokenizer and its sentences.
 
 Only the tensors of the language model are read, and of the table of embeddings only the rows of a sentence.
 """
@@ -27,7 +27,7 @@ class SentenceModel(ABC):
 
     query_instruction: str | None
     parts: ClassVar[tuple[str, ...]] = ("layers.", "norm.")
-    """How the names of its weights begin, besides the table."""
+    """Beginnings of the names of its weights, besides the table."""
     placeholders: ClassVar[tuple[str, ...]]
     """Words that stand for something else than text."""
 

@@ -24,13 +24,13 @@ class Variants:
     """For each look, a row in which all chunks have the usual size, and one for each chunk that has the other size."""
 
     prepared: Any
-    """What the backbone's `pool` takes. It gives a state for each of these rows in order, and may give more."""
+    """Rows for the backbone's `pool`, which gives a state for each of them in order, and may give more."""
     seen: np.ndarray
-    """Which visual tokens the rows read, in order, of all chunks at the first of the sizes, then at the next."""
+    """Visual tokens that the rows read, in order: of all chunks at the first of the sizes, then at the next."""
     tokens: int
     """Tokens that the language model reads."""
     chunks: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Which chunk states the rows read, counted in the same order, in families that have them."""
+    """Chunk states that the rows read, counted in that order, in families that have them."""
 
 
 def sizes_of(looks: Sequence[Look]) -> list[Grid]:

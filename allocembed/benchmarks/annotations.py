@@ -21,7 +21,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class AnnotationSet:
-    """Where the annotations of a task are published, and which columns they must have."""
+    """The published place of a task's annotations, and the columns they must have."""
 
     name: str
     hub: str

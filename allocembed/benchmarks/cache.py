@@ -23,7 +23,7 @@ from allocembed.files import fingerprint
 from allocembed.output.files import whole_file, write_text
 from allocembed.video import IMAGE_SUFFIXES
 
-MOST_PENDING, MOST_SECONDS = 64, 20.0  # embeddings and time between two writes: the most that a kill can lose
+MOST_PENDING, MOST_PENDING_SECONDS = 64, 20.0  # embeddings and time between two writes: the most that a kill can lose
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class EmbeddingCache:
         """Keep an embedding, and write the pending ones when it is time."""
         self._entries[key] = entry
         self._pending.append(key)
-        if len(self._pending) >= MOST_PENDING or time.monotonic() - self._written > MOST_SECONDS:
+        if len(self._pending) >= MOST_PENDING or time.monotonic() - self._written > MOST_PENDING_SECONDS:
             self.flush()
 
     def flush(self) -> None:

@@ -52,7 +52,7 @@ logger = logging.getLogger("allocembed")
 
 @dataclass(frozen=True, eq=False)
 class CampaignResults:
-    """What a run found and wrote."""
+    """Results of a run, and the files it wrote."""
 
     first: bool
     """Whether this is the process that writes; the others have nothing more to report."""
@@ -109,7 +109,7 @@ class _Campaign:
 
     @cached_property
     def digests(self) -> dict[Path, str]:
-        """What identifies each video; all backbones share it."""
+        """Fingerprints of the videos, which all backbones share."""
         self.log.note(f"identifying {len({video for task in self.tasks for video in task.videos}):,} videos")
         return digest_videos(self.tasks, self.processes)
 
@@ -201,7 +201,7 @@ def load_evaluated(name: str, config: EmbedConfig, device: str | torch.device) -
 
 
 def cost_unit(request: EvaluationRequest) -> str:
-    """What a cost of 1.000× is."""
+    """A note on the cost of 1.000×."""
     if request.sweep == "budgets":
         return "1.000× = the native frames of the budget"
     return Budget.parse(request.config.budget).unit

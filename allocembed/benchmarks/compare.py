@@ -24,7 +24,7 @@ from allocembed.budget import Allocation, Budget
 from allocembed.config import DType, EmbedConfig
 from allocembed.embedder import AllocEmbed, Failure
 from allocembed.errors import BudgetError, ConfigError, DataError, VideoError
-from allocembed.execution.stream import Prepared, Worker, embed_jobs
+from allocembed.execution.stream import Prepared, PrepareResources, embed_jobs
 from allocembed.video import Clip
 from allocembed.video import Source as FileSource
 
@@ -172,12 +172,12 @@ def measure(
     """
     embedders = candidates.embedders
 
-    def prepare(job: _Job, worker: Worker) -> Iterator[Prepared[_Tag]]:
-        clips = candidates.read(job.source, worker.decoder_threads)
+    def prepare(job: _Job, resources: PrepareResources) -> Iterator[Prepared[_Tag]]:
+        clips = candidates.read(job.source, resources.decoder_threads)
         job.names.append(clips[candidates.full.frames_wanted].source)
         for setting, embedder in embedders.items():
             try:
-                with worker.lane():
+                with resources.lane():
                     allocation, item = embedder.prepare(clips[embedder.frames_wanted])
             except BudgetError as error:
                 if setting is None:

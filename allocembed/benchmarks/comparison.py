@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def all_notes(self) -> list[str]:
-        """What a reader of the numbers must know, each note once; those of tasks begin with the task's name."""
+        """Notes for readers of the numbers, each once; those of tasks begin with the task's name."""
         notes = (f"{outcome.task.name}: {note}" for outcome in self.outcomes for note in outcome.task.notes)
         return list(dict.fromkeys([*self.notes, *notes]))
 

@@ -65,7 +65,7 @@ def build_benchmark(
 
 
 def _nothing(built: longret.LongRet, lovr: Path | None, vript: Path | None) -> str:
-    """What to do if no video can be used."""
+    """Advice if no video can be used."""
     counts = ", ".join(f"{reason}: {count:,}" for reason, count in longret.reasons(built.left_out).items())
     message = f"cannot build LongRet: no video of the sources can be used ({counts}), such as {built.left_out[0]}."
     if lovr:

@@ -1,4 +1,4 @@
-"""How near vectors under a budget come to the full-resolution ones, and which setting to use. No captions are needed.
+"""Measure how near vectors under a budget come to the full ones, and recommend a setting. No captions are needed.
 
 A setting is a method with a budget. Its fidelity on a video is the cosine of the video's vector to the same video's
 full-resolution vector. All settings are measured on the same videos, so two of them are compared by paired differences.
@@ -14,10 +14,10 @@ import numpy as np
 
 from allocembed.benchmarks.metrics import TIE, hits
 
-FEW = 8
+ENOUGH_VIDEOS = 8
 """With fewer videos, standard errors and intervals say little."""
 WITHIN = 0.02
-"""What a cheaper setting may lose against the best one, as a share of the mean distance between two videos."""
+"""Most that a cheaper setting may lose to the best one, as a share of the mean distance between two videos."""
 SAME_PRICE = 1.1
 """Prices up to this ratio count as equal: times vary from run to run, and budgets are not filled to the last token."""
 LITTLE = 0.9  # of the time of full resolution: what saves less is hardly worth a choice
@@ -164,7 +164,7 @@ class FidelityTable:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which setting to use, in a sentence, and how sure that is."""
+    """The setting to use, in a sentence, and how sure that is."""
 
     setting: Setting
     sentence: str
@@ -310,7 +310,7 @@ def _describe(table: FidelityTable, setting: Setting) -> str:
 
 
 def _beside_reference(table: FidelityTable, setting: Setting) -> str:
-    """What the reference method needs for the same fidelity, or what is better than it under the same budget."""
+    """The budget that the reference method needs for this fidelity, or a better method under this budget."""
     if setting.method != table.reference:
         usual = [other for other in table.settings if other.method == table.reference]
         equal = [other for other in usual if not table.difference(setting, other).is_positive]
@@ -332,10 +332,12 @@ def _beside_reference(table: FidelityTable, setting: Setting) -> str:
 
 
 def _warnings(table: FidelityTable, share: float, runner_up: Setting | None) -> list[str]:
-    """What a reader of the recommendation must know."""
+    """Warnings for readers of the recommendation."""
     warnings = []
-    if len(table) < FEW:
-        warnings.append(f"only {len(table)} videos: too few to tell methods apart; use {FEW} or more, better 64")
+    if len(table) < ENOUGH_VIDEOS:
+        warnings.append(
+            f"only {len(table)} videos: too few to tell methods apart; use {ENOUGH_VIDEOS} or more, better 64"
+        )
     if share < 0.8 and runner_up:
         warnings.append(
             f"not sure: {100 * (1 - share):.0f} % of the resamples lead to another choice, most often {runner_up}; "

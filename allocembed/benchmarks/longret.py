@@ -28,7 +28,7 @@ from allocembed.video import probe
 
 PROMPT = SPECS["MSR-VTT"].prompt  # the paper names no prompt for LongRet
 CLIP_QUERIES = 3
-SECONDS = {"LoVR": (0.0, float("inf")), "Vript": (600.0, 1800.0)}
+SOURCE_SECONDS = {"LoVR": (0.0, float("inf")), "Vript": (600.0, 1800.0)}
 """Durations that are included: the lower bound is, the upper one is not."""
 VIDEOS, QUERIES = "videos.parquet", "queries.parquet"
 UNZIPPED = "videos"  # folder of the videos that were taken out of zip files
@@ -190,7 +190,7 @@ def _measure(source: SourceVideo, unzip_to: Path) -> LongRetVideo | str:
 
 
 def _wrong_duration(corpus: str, seconds: float) -> str | None:
-    shortest, longest = SECONDS[corpus]
+    shortest, longest = SOURCE_SECONDS[corpus]
     if seconds < shortest:
         return f"shorter than {shortest / 60:g} minutes ({seconds / 60:.2f})"
     return None if seconds < longest else f"{longest / 60:g} minutes or longer ({seconds / 60:.2f})"

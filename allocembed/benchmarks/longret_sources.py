@@ -1,8 +1,8 @@
 """Read LongRet's two sources, LoVR and Vript, from the files as they are published.
 
-LoVR (debugger123/LoVR-benchmark) publishes captions in caption_data/ and clips as an archive in three parts. Its card
-says that the whole videos are made by joining the clips with scripts/merge_clips.py. That the columns are vid, path and
-cap is known from its evaluation code only, which reads the same captions as .jsonl.
+LoVR (debugger123/LoVR-benchmark) publishes captions in caption_data/ and clips as an archive in three parts. Its
+dataset card says that the whole videos are made by joining the clips with scripts/merge_clips.py. Only its evaluation
+code, which reads these captions as .jsonl, tells that the columns are vid, path and cap.
 
 Vript (Mutonix/Vript) publishes captions and videos as zip files, which may be unpacked or not.
 """

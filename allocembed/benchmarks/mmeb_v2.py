@@ -32,7 +32,7 @@ UNPACK = {
 }
 """Commands that unpack the archives of frames."""
 UNPACKED = Path("data", "ziyan", "video_retrieval")  # where the archive of video_ret has its tasks
-SHOWN = 3  # missing videos that are named
+MOST_NAMED = 3  # missing videos that are named
 LONGEST_NAME = 250  # characters of a video's
 
 Line = Mapping[str, Any]
@@ -176,7 +176,7 @@ def load_task(name: str, root: Path, *, limit: int | None = None, allow_missing:
 
 
 def frame_folders(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
-    """Where the frames of a video may be: as VLM2Vec names the folders, or as the archive of video_ret unpacks."""
+    """Folders that may hold the frames of a video: as VLM2Vec names them, or as the archive of video_ret unpacks."""
     frames = root / FRAMES / spec.kind
     found = [frames / folder / video for folder in spec.folders or [spec.name]]
     if spec.kind == "video_ret":
@@ -186,7 +186,7 @@ def frame_folders(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
 
 
 def raw_videos(spec: TaskSpec, root: Path, video: Path) -> list[Path]:
-    """What a raw video may be called; MVBench names whole files, in a folder for each source of videos."""
+    """Names that a raw video may have; MVBench names whole files, in a folder for each source of videos."""
     folder = root / "video-tasks" / "videos" / spec.kind / spec.name
     if len(spec.subsets) > 1:
         subset, *rest = video.parts
@@ -232,7 +232,7 @@ def _read(spec: TaskSpec, line: Line, number: int) -> AnnotatedQuery:
 
 
 def _remedy(spec: TaskSpec, root: Path, missing: Sequence[Path]) -> str:
-    named = ", ".join(map(str, missing[:SHOWN])) + (", …" if len(missing) > SHOWN else "")
+    named = ", ".join(map(str, missing[:MOST_NAMED])) + (", …" if len(missing) > MOST_NAMED else "")
     folders = [f"  {path}/" for path in frame_folders(spec, root, missing[0])]
     searched = "\n".join([*folders, f"  {raw_videos(spec, root, missing[0])[0]}"])
     steps = [UNPACK[spec.kind].format(folder=root / FRAMES)]

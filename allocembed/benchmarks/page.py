@@ -1,7 +1,7 @@
 """The report as one HTML page that needs no network: tables, plots, and the results of some queries.
 
-A few queries of each task are shown, missed ones first: the filmstrip of the video ranked first and, if that is wrong,
-of the right one; for a question, the filmstrip of its video and all options.
+A few queries of each task are shown, missed ones first. A query shows the filmstrip of the video ranked first and, if
+that is wrong, of the right one. A question shows the filmstrip of its video and all options.
 """
 
 import base64
@@ -25,7 +25,7 @@ from allocembed.output.files import write_text
 
 PER_TASK = 4  # queries shown
 WIDTH = 1200  # pixels of a filmstrip in the page
-LONGEST = 600  # characters shown of a query
+LONGEST_SHOWN_QUERY = 600  # characters shown of a query
 
 
 def examples(title: str, embedders: Mapping[str, AllocEmbed], results: EvaluationResults) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def save_page(
         tables=[render(f"## {table}") for table in tables],
         plots=[drawing[drawing.index("<svg") :] for drawing in drawings],
         examples=shown,
-        longest=LONGEST,
+        longest=LONGEST_SHOWN_QUERY,
     )
     write_text(path, page)
     return path

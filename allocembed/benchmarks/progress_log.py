@@ -8,7 +8,7 @@ from pathlib import Path
 from allocembed.errors import OutputError
 from allocembed.output.console import ProgressLine
 
-INTERVAL = 10.0  # seconds between two lines
+LOG_SECONDS = 10.0  # seconds between two lines
 
 
 class ProgressLog:
@@ -43,17 +43,17 @@ class ProgressLog:
 
         `failures` grows during the run; each new error gets a line of its own.
         """
-        line, told, written = ProgressLine(title, None), set[str](), time.monotonic()
+        line, reported, written = ProgressLine(title, None), set[str](), time.monotonic()
 
         def update(done: int, total: int) -> None:
             nonlocal written
             if also:
                 also(done, total)
-            for error in [] if len(failures) == len(told) else sorted(set(failures.values()) - told):
-                told.add(error)
+            for error in [] if len(failures) == len(reported) else sorted(set(failures.values()) - reported):
+                reported.add(error)
                 self.note(f"{title}: cannot read {error}")
-            line.update(done, total, f"{len(told):,} unreadable" if told else "")
-            if done == total or time.monotonic() - written > INTERVAL:
+            line.update(done, total, f"{len(reported):,} unreadable" if reported else "")
+            if done == total or time.monotonic() - written > LOG_SECONDS:
                 self.note(f"{title}: {line.pace()}")
                 written = time.monotonic()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What the table of a benchmark needs to know about its subsets."""
+    """Subsets of a benchmark, as its table shows them."""
 
     title: str
     averages: Mapping[str, Sequence[str]]

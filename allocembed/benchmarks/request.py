@@ -1,4 +1,4 @@
-"""What to evaluate. Creating a request checks every name at once; importing this module does not import torch."""
+"""Requests for evaluations. Creating one checks every name at once; this module does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ METHODS: dict[SweepOver | None, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """What every benchmark needs. Empty names mean the usual ones, which are filled in."""
+    """Settings of every benchmark. Empty names mean the usual ones, which are filled in."""
 
     methods: Sequence[str] = ()
     """Methods, or folders or hub ids of learned allocators. Default: all methods; for a sweep or a transfer, those of

@@ -21,7 +21,7 @@ from allocembed.budget import Allocation
 from allocembed.embedder import AllocEmbed
 from allocembed.errors import BudgetError, DataError, VideoError
 from allocembed.execution.distributed import Processes
-from allocembed.execution.stream import Prepared, Worker, embed_jobs
+from allocembed.execution.stream import Prepared, PrepareResources, embed_jobs
 from allocembed.threads import core_count, map_ordered
 from allocembed.video import Clip
 
@@ -79,16 +79,16 @@ class VideoJob:
     failures: dict[str, str] = field(default_factory=dict)
     """Errors, by the name of the embedding in its cache."""
 
-    def prepare(self, worker: Worker) -> Iterator[Prepared[tuple[WantedEmbedding, Allocation]]]:
+    def prepare(self, resources: PrepareResources) -> Iterator[Prepared[tuple[WantedEmbedding, Allocation]]]:
         """Read the frames that all methods want, then prepare one embedding after the other."""
-        clips = self._read({want.embedder.frames_wanted for want in self.wanted}, worker)
+        clips = self._read({want.embedder.frames_wanted for want in self.wanted}, resources)
         for want in self.wanted:
             clip = clips[want.embedder.frames_wanted]
             if isinstance(clip, VideoError):
                 self.failures[want.cache.name(want.key)] = str(clip)
                 continue
             try:
-                with worker.lane():
+                with resources.lane():
                     allocation, item = want.embedder.prepare(clip, want.question, want.instruction)
             except BudgetError as error:
                 # The settings are at fault, not the file.
@@ -100,16 +100,16 @@ class VideoJob:
         """Record the error that ended the whole job."""
         self.failures.update({want.cache.name(want.key): str(error) for want in self.wanted})
 
-    def _read(self, counts: Iterable[int], worker: Worker) -> dict[int, Clip | VideoError]:
+    def _read(self, counts: Iterable[int], resources: PrepareResources) -> dict[int, Clip | VideoError]:
         embedder, counts = self.wanted[0].embedder, sorted(counts)
         try:
-            with embedder.open(self.video, decoder_threads=worker.decoder_threads, on_device=True) as video:
+            with embedder.open(self.video, decoder_threads=resources.decoder_threads, on_device=True) as video:
                 return {**video.sample_many(counts, embedder.config.seek)}
         except VideoError as error:
             if len(counts) == 1:
                 return {counts[0]: error}
         # A damaged frame may be one that only some methods need.
-        return {count: clip for alone in counts for count, clip in self._read([alone], worker).items()}
+        return {count: clip for alone in counts for count, clip in self._read([alone], resources).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class Inventory:
-    """Which embeddings an evaluation needs, and where they are stored. It holds no model."""
+    """Embeddings that an evaluation needs, and the cache that stores them. It holds no model."""
 
     texts: EmbeddingCache
     text_keys: set[str]

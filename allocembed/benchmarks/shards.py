@@ -46,7 +46,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardRecords:
-    """What the shards of one evaluation could not read: a small file each, in a folder of the cache."""
+    """Records of videos that shards of one evaluation could not read: a small file each, in the cache."""
 
     folder: Path
 
@@ -73,7 +73,7 @@ class ShardRecords:
 
 
 def describe_missing(shard: Shard, missing: int) -> str:
-    """What a shard says if the others still have this many embeddings to make."""
+    """The message of a finished shard while the others still have embeddings to make."""
     return (
         f"shard {shard} is finished; {missing:,} embeddings of other shards are still to come: the last shard to "
         "finish writes the results, or a run without --shard"

@@ -44,7 +44,7 @@ class Sweep:
     scores: Sequence[Score]
     """Scores of each subset, labelled method@point."""
     notes: Sequence[str] = ()
-    """What a reader must know, such as what a cost of 1.000× is."""
+    """Notes for readers, such as the meaning of a cost of 1.000×."""
     failures: Sequence[str] = ()
     videos: Mapping[str, str] = field(default_factory=dict)
     """The set of videos of subsets that share one."""

@@ -1,4 +1,4 @@
-"""What a benchmark of real videos asks: texts, videos, and which candidate is right."""
+"""Tasks of a benchmark of real videos: texts, videos, and which candidate is right."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ class BenchmarkTask:
     options: list[list[str]] | None = None
     """Options of each question; None for retrieval."""
     notes: tuple[str, ...] = ()
-    """What a reader of the numbers must know, such as what was left out."""
+    """Notes for readers of the numbers, such as what was left out."""
     wordings: Mapping[str, Wording] = field(default_factory=dict)
     """Texts and options of the families whose evaluation does not write them in VLM2Vec's way, by family."""
 

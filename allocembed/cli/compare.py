@@ -134,7 +134,7 @@ def _print(table: FidelityTable, advice: Recommendation) -> None:
 
 
 def _legend(table: FidelityTable) -> list[str]:
-    """What the columns are."""
+    """A legend of the columns."""
     from allocembed.benchmarks.fidelity import decode_ms
 
     lines = [

@@ -67,7 +67,7 @@ def embed(
     with find_workers(engine, cluster) as workers:
         _check_output(out, workers)
         config.check()
-        found, failed = _sources(videos, recursive, workers.apart)
+        found, failed = _sources(videos, recursive, workers.separate)
         total = len(found) + len(failed)
         with _opened(out, workers) as output:
             task = EmbedTask(config, output, workers.options.commit, question, instruction)
@@ -95,7 +95,7 @@ def embed(
 
 def _check_output(out: Place, workers: Workers) -> None:
     """Raise if the workers cannot write there, before any work is done."""
-    if not workers.apart:
+    if not workers.separate:
         if not isinstance(out, Path):
             raise UsageError(f"cannot write {out} from one process: give a file, --devices, or --engine ray")
         check_vector_path(out)
@@ -110,7 +110,7 @@ def _check_output(out: Place, workers: Workers) -> None:
 @contextmanager
 def _opened(out: Place, workers: Workers) -> Iterator[VectorOutput]:
     """A file for one process, which is there when the block succeeds; a folder for several."""
-    if workers.apart:
+    if workers.separate:
         yield PartFolder(str(out) if is_remote(str(out)) else str(absolute(out)))
     else:
         with vector_file(Path(out)) as writer:
@@ -174,7 +174,7 @@ def check_exists(path: Path) -> None:
         raise VideoError(str(path), cause)
 
 
-def _sources(paths: Sequence[Place], recursive: bool, apart: bool) -> tuple[list[FileEntry], list[str]]:
+def _sources(paths: Sequence[Place], recursive: bool, separate: bool) -> tuple[list[FileEntry], list[str]]:
     """The videos to embed, and what is left out already."""
     # Bytes, because file names need not be valid Unicode.
     # Standard input is None where a shell has closed it.
@@ -188,9 +188,9 @@ def _sources(paths: Sequence[Place], recursive: bool, apart: bool) -> tuple[list
     for path in listed:
         try:
             if recursive and (is_remote(path) or is_folder(path)):
-                found += _videos_below(path, failed, apart)
+                found += _videos_below(path, failed, separate)
             else:
-                found += _entries_of(path, apart)
+                found += _entries_of(path, separate)
         except VideoError as error:
             failed.append(str(error))
         except OSError as error:
@@ -198,21 +198,21 @@ def _sources(paths: Sequence[Place], recursive: bool, apart: bool) -> tuple[list
     return found, failed
 
 
-def _entries_of(path: Place, apart: bool) -> list[FileEntry]:
+def _entries_of(path: Place, separate: bool) -> list[FileEntry]:
     """An entry for a file, an object or a folder of frames.
 
-    Workers apart may run in other folders, and tell a video that has changed by its size and date.
+    Separate workers may run in other folders. They recognise a changed video by its size and date.
     """
     if is_remote(path):
-        return find_videos([path])[0] if apart else [FileEntry(str(path))]
+        return find_videos([path])[0] if separate else [FileEntry(str(path))]
     check_exists(Path(path))
-    if not apart:
+    if not separate:
         return [FileEntry(str(path))]
     about = Path(path).stat()
     return [FileEntry(str(absolute(path)), size=about.st_size, changed=about.st_mtime_ns)]
 
 
-def _videos_below(folder: Place, failed: list[str], apart: bool) -> list[FileEntry]:
+def _videos_below(folder: Place, failed: list[str], separate: bool) -> list[FileEntry]:
     """All videos in a folder, or the folder itself if it holds frames."""
     from allocembed.video.images import list_images
 
@@ -224,11 +224,11 @@ def _videos_below(folder: Place, failed: list[str], apart: bool) -> list[FileEnt
         list_images(Path(folder), str(folder))
     except VideoError as error:
         raise VideoError(str(folder), "there is no video in this folder") from error
-    return _entries_of(folder, apart)
+    return _entries_of(folder, separate)
 
 
 def _load_planner(config: EmbedConfig) -> Planner:
-    """What makes allocations, without the backbone's weights if neither its inputs nor the allocator need them."""
+    """A planner, without the backbone's weights if neither its inputs nor the allocator need them."""
     found, name = Checkpoint.find(config.backbone, config.inputs), config.allocator
     if name == AUTO and not found.entry.allocator:
         name = "uniform"

@@ -18,7 +18,7 @@ LONGEST_STEM = 200  # bytes of a video's name in that of a clip; file systems al
 
 
 def matches(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray | None) -> list[str]:
-    """What the score of each hit means: strong, likely, weak, or said; empty if the index is too small to tell."""
+    """A word for the score of each hit: strong, likely, weak, or said; empty if the index is too small to tell."""
     if vector is None or not hits:
         return ["said"] * len(hits)
     words = ChanceLevel(index).words(vector, [hit.score for hit in hits])
@@ -40,7 +40,7 @@ def print_hits(hits: Sequence[Hit], words: Sequence[str]) -> None:
         if hit.line:
             print(f"{'':16}{format_time(hit.line_start):>17}  “{printable(hit.line)}”")
     if set(words) == {"weak"}:
-        say("every score is what any video here gets for this: they are only the nearest there are")
+        say("no video stands out: these are the closest")
 
 
 def cut_hits(hits: Sequence[Hit], folder: Path) -> int:

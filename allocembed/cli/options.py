@@ -193,7 +193,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _like_options(words: Sequence[str], box: str) -> str:
-    """What to say of files and texts whose first letter makes them look like options; nothing if there are none.
+    """Advice on files and texts whose first letter makes them look like options; empty if there are none.
 
     tyro then blames the words after them, too.
     """

@@ -47,7 +47,7 @@ INDEX = (
     "postgresql://USER@HOST/DATABASE?schema=NAME."
 )
 Index = Annotated[str, Positional, arg(metavar="INDEX", help=INDEX)]
-LARGE = 1_000_000_000  # parameters of a model that is slow on a CPU
+LARGE_MODEL_PARAMETERS = 1_000_000_000  # parameters of a model that is slow on a CPU
 COUNTS = ("videos", "files", "failed", "vectors", "lines", "seconds", "tokens")
 
 
@@ -143,7 +143,7 @@ def _add_once(
     if index is None:
         _check_sources(sources)
         index = VideoIndex.create(to, config, segments=segments or "auto", workers=workers)
-        if not workers.apart:
+        if not workers.separate:
             _suggest_smaller(index)
     with progress("indexing") as shown:
 
@@ -388,7 +388,7 @@ def _open(uri: str, run: EmbedConfig = EmbedConfig()) -> VideoIndex:  # noqa: B0
 def _suggest_smaller(index: VideoIndex) -> None:
     """Name models for a CPU, if a large one is about to embed videos on it."""
     backbone = index.embedder.backbone
-    if backbone.device.type == "cpu" and backbone.parameter_count > LARGE:
+    if backbone.device.type == "cpu" and backbone.parameter_count > LARGE_MODEL_PARAMETERS:
         say(
             "there is no GPU here: on a CPU, --backbone embeddinggemma-2 --inputs 70-tokens embeds about 3 times as "
             "many videos a minute as a model of two billion parameters, and siglip2-base-naflex 16 times"

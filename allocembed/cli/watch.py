@@ -44,14 +44,14 @@ class IndexUpdater:
     config: EmbedConfig
     segments: str | None
     options: dict[str, Any]
-    """Of the first run. Later ones neither retry nor recheck, and prune only what was removed."""
+    """Options of the first run. Later runs neither retry nor recheck, and prune only what was removed."""
     workers: Workers | None = None
-    """Who embeds; this process if there are none. They stay up between the runs."""
+    """Workers that embed; this process if there are none. They stay up between the runs."""
     index: VideoIndex | None = None
     embedder: "AllocEmbed | None" = None
     begun: bool = False
     """Whether a run has succeeded."""
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     """Complaints that are not worth repeating."""
 
     def update(self) -> bool:
@@ -100,7 +100,7 @@ class IndexUpdater:
             self.index = VideoIndex.create(
                 self.to, self.config, segments=segments, embedder=self.embedder, workers=self.workers
             )
-            if self.workers is None or not self.workers.apart:
+            if self.workers is None or not self.workers.separate:
                 self.embedder = self.index.embedder
         elif self.index is None:
             self.index = VideoIndex.open(self.to, self.config, segments=self.segments, embedder=self.embedder)
@@ -131,9 +131,9 @@ class IndexUpdater:
             say(f"{len(after)} files in {self.to}; {report.tokens:,} tokens in {report.seconds:.1f} s")
 
     def _complain(self, label: str, text: str) -> None:
-        if text not in self.told:
+        if text not in self.reported:
             complain(label, text)
-        self.told.add(text)
+        self.reported.add(text)
 
 
 def _files(index: VideoIndex) -> dict[str, FileEntry]:
@@ -141,7 +141,7 @@ def _files(index: VideoIndex) -> dict[str, FileEntry]:
 
 
 def _differences(before: dict[str, FileEntry], after: dict[str, FileEntry]) -> list[str]:
-    """What has happened to files that have vectors, a line each."""
+    """Changes of files that have vectors, a line each."""
     old = {path: file.video for path, file in before.items() if not file.error}
     new = {path: file.video for path, file in after.items() if not file.error}
     known = set(old.values())

@@ -1,4 +1,4 @@
-"""The processes of a torchrun job: which work is whose, and collective operations.
+"""The processes of a torchrun job: how work is divided among them, and collective operations.
 
 Item i of a job belongs to process i mod the number of processes, so no communication is needed to divide work. Without
 torchrun there is one process, and nothing here communicates.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from allocembed.backbones.devices import pick_device
 
-PATIENCE = timedelta(minutes=30)  # one process may decode slow videos while the others wait for it
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # one process may decode slow videos while the others wait for it
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Processes:
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
             torch.cuda.set_device(self.device)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=PATIENCE)
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
 
     @property
     def first(self) -> bool:
@@ -42,7 +42,7 @@ class Processes:
         return self.rank == 0
 
     def mine(self, count: int) -> range:
-        """Which of `count` items belong to this process."""
+        """The items, of `count`, that belong to this process."""
         return range(self.rank, count, self.world)
 
     def gather(self, rows: Tensor, count: int) -> Tensor:

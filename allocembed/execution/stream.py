@@ -1,8 +1,8 @@
 """From jobs to vectors: worker threads prepare items, the backbone embeds them. The one pipeline of the package.
 
 `AllocEmbed.stream`, indexing and benchmarks all run through `embed_jobs`. On a GPU the consumer embeds packed batches.
-On a CPU each item is embedded alone, so that its vector does not depend, bit for bit, on what is embedded beside it; a
-small backbone embeds in the worker threads, one video per core.
+On a CPU each item is embedded alone, so that its vector does not depend, bit for bit, on what is embedded beside it.
+There a small backbone embeds in the worker threads, one video per core.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 
 from allocembed.backbones.base import Backbone, Item
-from allocembed.backbones.batches import UnderWay
+from allocembed.backbones.batches import PendingVectors
 from allocembed.errors import AllocEmbedError, VideoError
 from allocembed.execution.device import DeviceLane
 from allocembed.threads import Event, RunAhead, core_count
@@ -27,12 +27,12 @@ QUEUED = 2  # batches under way on a GPU: one that it works on, and the next
 LOOK = 0.005  # seconds between looks at whether a batch is ready, while no part is
 HELD = 1024  # complete jobs that may wait for an earlier one
 LESS = "use a smaller budget, scale range or number of candidates"
-SMALL = 100_000_000  # parameters: on a CPU, the matrices of a smaller backbone are too small for several threads
+SMALL_MODEL_PARAMETERS = 100_000_000  # on a CPU, the matrices of a smaller backbone are too small for several threads
 
 
 @dataclass(frozen=True, eq=False)
-class Worker:
-    """What `prepare` may use: a lane on the device, and the threads its decoder should take."""
+class PrepareResources:
+    """The lane on the device and the decoder threads that `prepare` may use."""
 
     lane: DeviceLane
     decoder_threads: int
@@ -47,7 +47,7 @@ class Prepared(Generic[Tag]):
 
 
 @dataclass(eq=False)
-class Outcome(Generic[Job, Tag]):
+class JobOutcome(Generic[Job, Tag]):
     """All vectors of one job, in the order they were prepared, or the error that ended it."""
 
     job: Job
@@ -62,17 +62,17 @@ _Part: TypeAlias = Prepared[Tag] | tuple[Tag, np.ndarray] | AllocEmbedError
 def embed_jobs(
     backbone: Backbone,
     jobs: Iterable[Job],
-    prepare: Callable[[Job, Worker], Iterable[Prepared[Tag]]],
+    prepare: Callable[[Job, PrepareResources], Iterable[Prepared[Tag]]],
     *,
     batch: int = BATCH,
     workers: int | None = None,
     decoders: Decoders | None = None,
     ordered: bool = True,
-) -> Iterator[Outcome[Job, Tag]]:
+) -> Iterator[JobOutcome[Job, Tag]]:
     """Prepare jobs in threads, embed what they yield, and return one outcome per job.
 
-    `prepare` decodes outside and computes on the device inside `worker.lane()`. An AllocEmbedError in it ends its own
-    job only; any other exception ends the run. `workers` is by default one per core if the backbone is on a GPU or
+    `prepare` decodes outside and computes on the device inside `resources.lane()`. An AllocEmbedError in it ends its
+    own job only; any other exception ends the run. `workers` is by default one per core if the backbone is on a GPU or
     small, else one. If `decoders` have places beside the cores, they say how many there are by default. There are never
     more workers than jobs, if their number is known. Outcomes come in the order of the jobs, or as they are complete.
     """
@@ -90,11 +90,11 @@ def embed_jobs(
     if isinstance(jobs, Sized):
         workers = min(workers, max(1, len(jobs)))
     # A decoder needs several threads only if there are more cores than workers.
-    worker = Worker(DeviceLane(backbone.device), max(1, cores // workers))
+    resources = PrepareResources(DeviceLane(backbone.device), max(1, cores // workers))
 
     def work(job: Job) -> Iterator[_Part[Tag]]:
         try:
-            for prepared in prepare(job, worker):
+            for prepared in prepare(job, resources):
                 yield (prepared.tag, backbone.embed([prepared.item]).numpy()[0]) if side_by_side else prepared
         except AllocEmbedError as error:
             yield error
@@ -114,7 +114,7 @@ def embed_jobs(
         for event in ahead:
             if event is None:
                 collector.catch_up()
-                ahead.patience = LOOK if collector.under_way else None
+                ahead.patience = LOOK if collector.begun_batches else None
             else:
                 collector.add(event)
             ahead.release(collector.complete())
@@ -126,7 +126,7 @@ def embed_jobs(
 
 
 def _named(job: object) -> str:
-    """What a job is about, if it can be told in a few words."""
+    """A few words about a job, if there are any."""
     first = job[0] if isinstance(job, tuple) and job else job
     return str(first) if isinstance(first, str | Path) else "a video"
 
@@ -134,7 +134,7 @@ def _named(job: object) -> str:
 def embeds_side_by_side(backbone: Backbone) -> bool:
     """Whether whole videos go through the backbone in parallel, each on a core of its own."""
     # Compiled code is specialised for a number of threads and would be compiled again for every core.
-    return not backbone.packs and not backbone.compiled and backbone.parameter_count < SMALL
+    return not backbone.packs and not backbone.compiled and backbone.parameter_count < SMALL_MODEL_PARAMETERS
 
 
 class _Collector(Generic[Job, Tag]):
@@ -142,9 +142,9 @@ class _Collector(Generic[Job, Tag]):
 
     def __init__(self, backbone: Backbone, batch: int, ordered: bool) -> None:
         self.backbone, self.batch, self.ordered = backbone, batch, ordered
-        self.outcomes: dict[int, Outcome[Job, Tag]] = {}
+        self.outcomes: dict[int, JobOutcome[Job, Tag]] = {}
         self.waiting: list[tuple[int, Prepared[Tag]]] = []
-        self.under_way: deque[tuple[list[tuple[int, Prepared[Tag]]], UnderWay]] = deque()
+        self.begun_batches: deque[tuple[list[tuple[int, Prepared[Tag]]], PendingVectors]] = deque()
         self.ended: set[int] = set()
         self.whole: set[int] = set()
         self.owed = self.following = 0
@@ -152,7 +152,7 @@ class _Collector(Generic[Job, Tag]):
     def add(self, event: Event[Job, _Part[Tag]]) -> None:
         """Take a part, and begin to embed if that makes a batch."""
         number, part = event.number, event.part
-        outcome = self.outcomes.setdefault(number, Outcome(event.job))
+        outcome = self.outcomes.setdefault(number, JobOutcome(event.job))
         if part is None:
             self.ended.add(number)
         elif isinstance(part, Prepared):
@@ -162,22 +162,22 @@ class _Collector(Generic[Job, Tag]):
         else:
             outcome.pieces.append(part)
         if len(self.waiting) >= self.batch:
-            if len(self.under_way) == QUEUED:
+            if len(self.begun_batches) == QUEUED:
                 self._settle()
             self._begin()
 
     def catch_up(self) -> None:
         """Take the vectors that are ready, and do not let a GPU wait for a whole batch."""
-        while self.under_way and self.under_way[0][1].ready():
+        while self.begun_batches and self.begun_batches[0][1].ready():
             self._settle()
-        if self.waiting and len(self.under_way) < QUEUED:
+        if self.waiting and len(self.begun_batches) < QUEUED:
             self._begin()
 
     def finish(self) -> None:
         """Embed what is left."""
         if self.waiting:
             self._begin()
-        while self.under_way:
+        while self.begun_batches:
             self._settle()
 
     def complete(self) -> int:
@@ -186,7 +186,7 @@ class _Collector(Generic[Job, Tag]):
         A job that takes long does not hold up those after it, whose vectors need little memory.
         """
         unfinished = {number for number, _ in self.waiting}
-        unfinished |= {number for some, _ in self.under_way for number, _ in some}
+        unfinished |= {number for some, _ in self.begun_batches for number, _ in some}
         more = self.ended - unfinished
         self.ended -= more
         self.whole |= more
@@ -195,7 +195,7 @@ class _Collector(Generic[Job, Tag]):
         self.owed -= begin
         return begin
 
-    def outcomes_due(self) -> Iterator[Outcome[Job, Tag]]:
+    def outcomes_due(self) -> Iterator[JobOutcome[Job, Tag]]:
         """Outcomes of complete jobs, in the order of the jobs if asked for."""
         for number in sorted(self.whole):
             if self.ordered and number != self.following:
@@ -210,13 +210,13 @@ class _Collector(Generic[Job, Tag]):
     def _begin(self) -> None:
         some, self.waiting = self.waiting, []
         if self.backbone.packs:
-            self.under_way.append((some, self.backbone.begin([each.item for _, each in some], batching="pack")))
+            self.begun_batches.append((some, self.backbone.begin([each.item for _, each in some], batching="pack")))
         else:
             self._note(some, embed_items(self.backbone, [each.item for _, each in some]))
 
     def _settle(self) -> None:
         """Wait for the batch that has been under way for longest."""
-        some, begun = self.under_way.popleft()
+        some, begun = self.begun_batches.popleft()
         self._note(some, begun.vectors().numpy())
 
     def _note(self, some: list[tuple[int, Prepared[Tag]]], vectors: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""The filmstrip as one self-contained page: budget, timeline, and a card for each chunk."""
+"""The filmstrip as one self-contained page: budget, timeline, and a tile for each chunk."""
 
 import base64
 import io
@@ -44,7 +44,7 @@ def save_html(
         scales=[(100 * scale_position(scale), f"{scale:.1f}×") for scale in LEGEND_SCALES],
         times=[(25 * i, format_time(clip.start + strip.seconds * i / 4, tenths=tenths)) for i in range(5)],
         bars=_bars(strip),
-        cards=_cards(strip),
+        tiles=_tiles(strip),
         side=SHOWN_SIDE,
     )
     write_text(Path(path), page)
@@ -66,8 +66,8 @@ def _bars(strip: Filmstrip) -> Iterator[dict[str, Any]]:
             }
 
 
-def _cards(strip: Filmstrip) -> Iterator[dict[str, Any]]:
-    """In temporal order, a card for each chunk with all its frames, and a card for each dropped frame."""
+def _tiles(strip: Filmstrip) -> Iterator[dict[str, Any]]:
+    """In temporal order, a tile for each chunk with all its frames, and a tile for each dropped frame."""
     for position, chunk in enumerate(strip.owners):
         frames = (position,) if chunk is None else strip.allocation.frames[chunk]
         if position == frames[0]:

@@ -19,7 +19,7 @@ Box: TypeAlias = tuple[int, int, int, int]
 
 WIDTH, MARGIN, GAP, BORDER, FOOT, HEADER = 1600, 44, 14, 6, 34, 214  # pixels
 THUMB_AREA = 36_000  # pixels of a thumbnail, about 250 × 142 for a 16:9 video
-FEWEST, MOST = 4, 12  # frames in a row
+FEWEST_IN_ROW, MOST_IN_ROW = 4, 12  # frames in a row
 PAGE, TEXT, MUTED, TRACK, ALARM = (17, 19, 24), (240, 242, 246), (148, 155, 168), (40, 44, 53), (255, 107, 107)
 
 
@@ -35,7 +35,7 @@ def save_png(
     """Write the filmstrip as a picture 1600 pixels wide. Its letters are those that matplotlib brings."""
     MissingDependency.check("a filmstrip as PNG", "matplotlib", "plot")
     strip = Filmstrip(clip, allocation, title, method, factor)
-    together = strip.frames_per_chunk if strip.frames_per_chunk <= MOST else 1
+    together = strip.frames_per_chunk if strip.frames_per_chunk <= MOST_IN_ROW else 1
     per_row = frames_per_row(len(clip), clip.width / clip.height, together)
     slot = (WIDTH - 2 * MARGIN + GAP) / per_row
     # The frames of a chunk and the borders around them share their slots. A dropped frame has a slot to itself.
@@ -63,7 +63,7 @@ def frames_per_row(count: int, aspect: float, together: int = 2) -> int:
     >>> frames_per_row(24, 16 / 9, together=1), frames_per_row(24, 16 / 9, together=5)
     (6, 5)
     """
-    fewest, most = together * math.ceil(FEWEST / together), together * (MOST // together)
+    fewest, most = together * math.ceil(FEWEST_IN_ROW / together), together * (MOST_IN_ROW // together)
     ideal = (WIDTH - 2 * MARGIN) / math.sqrt(THUMB_AREA * aspect)
     rows = math.ceil(count / min(most, max(fewest, together * round(ideal / together))))
     return max(fewest, together * math.ceil(count / rows / together))

@@ -1,4 +1,4 @@
-"""What the picture and the page share: numbers, words, colours and frames of one allocation."""
+"""Numbers, words, colours and frames of one allocation, for the picture and for the page."""
 
 import math
 from collections.abc import Iterator

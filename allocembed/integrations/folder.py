@@ -1,4 +1,4 @@
-"""What a folder for sentence-transformers holds: the settings and the prompts, and no code and no backbone weights.
+"""A folder for sentence-transformers: it holds settings and prompts, but no code and no backbone weights.
 
 The files are written without sentence-transformers and without loading a model, so that an export takes a moment
 wherever it runs. A learned allocator from a local folder is copied, because it is small; a backbone is named.
@@ -22,7 +22,7 @@ from allocembed.policy.scale_policy import ScalePolicy
 SETTINGS = "allocembed.json"
 ALLOCATOR = "allocator"
 CLASS = "allocembed.integrations.sentence_transformers.AllocEmbedModule"
-CARD = """---
+README = """---
 library_name: sentence-transformers
 pipeline_tag: feature-extraction
 tags:
@@ -63,7 +63,7 @@ def export_folder(config: EmbedConfig, folder: Path) -> None:
     write_settings(config, folder)
     write_text(folder / "config_sentence_transformers.json", json.dumps(model, indent=2) + "\n")
     facts = {"backbone": config.backbone, "allocator": config.allocator, "budget": config.budget}
-    write_text(folder / "README.md", CARD.format(name=folder.name, **facts))
+    write_text(folder / "README.md", README.format(name=folder.name, **facts))
     write_text(folder / "modules.json", json.dumps(modules, indent=2) + "\n")  # last: it makes the folder a model
 
 

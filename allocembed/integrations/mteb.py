@@ -1,8 +1,8 @@
 """An embedder as an mteb model: `mteb.evaluate(MtebModel(embedder), tasks)`.
 
-Retrieval, question answering, classification, clustering and pairs of videos all run. Videos are read by us, not by
-mteb: its datasets are asked for files instead of decoded frames, so that the allocator samples from the whole video and
-no second decoder is needed. mteb stores results by a model's name and revision. Both hold the digest of everything that
+Retrieval, question answering, classification, clustering and pairs of videos all run. We read videos, not mteb: its
+datasets are asked for files instead of decoded frames. So the allocator samples from the whole video, and no second
+decoder is needed. mteb stores results by a model's name and revision. Both hold the digest of everything that
 decides the vectors, so results of another allocator, budget or model are never mistaken for these.
 """
 
@@ -34,7 +34,7 @@ BATCH = 4  # videos
 
 
 class MtebModel:
-    """What mteb calls an encoder: texts, videos, and videos with texts become unit vectors."""
+    """An encoder of mteb: texts, videos, and videos with texts become unit vectors."""
 
     def __init__(self, embedder: AllocEmbed) -> None:
         self.embedder = embedder
@@ -105,7 +105,7 @@ class MtebModel:
 
 
 def make_meta(embedder: AllocEmbed) -> ModelMeta:
-    """What mteb stores results by: a name and a revision with the digest of all settings and weights."""
+    """The key of results in mteb: a name and a revision with the digest of all settings and weights."""
     try:
         from mteb.models import ModelMeta
         from mteb.models.model_meta import ScoringFunction

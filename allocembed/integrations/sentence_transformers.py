@@ -93,7 +93,7 @@ class AllocEmbedModule(InputModule):
         return self.embedder.backbone.dim
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
-        """What to embed. Videos are decoded in `forward`, by threads that stay ahead of the model."""
+        """Collect inputs. `forward` decodes videos, in threads that stay ahead of the model."""
         return {"requests": [read_input(each) for each in inputs], "instruction": prompt or None}
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:

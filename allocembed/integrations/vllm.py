@@ -43,7 +43,7 @@ _AS_THEY_ARE = {"do_resize": False, "do_sample_frames": False}
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """What `LLM.embed` and `LLM.encode` take, and where the tokens go; a text has no allocation."""
+    """An input of `LLM.embed` and `LLM.encode`, and where its tokens go; a text has no allocation."""
 
     prompt: dict[str, Any]
     allocation: Allocation | None = None

@@ -109,7 +109,7 @@ class AllocEmbedProcessor(IOProcessor[list[RequestedInput], list[dict[str, Any]]
         return RequestedInput(Request(data.get("text"), data.get("video"), data.get("image")), instruction)
 
     def _check_path(self, source: Any) -> None:
-        """Refuse files outside the folder that vLLM was told to serve."""
+        """Refuse files outside the folder that vLLM serves."""
         if isinstance(source, Mapping):
             if source.get("bytes") is not None:
                 return

@@ -16,21 +16,21 @@ from rich.text import Text
 
 from allocembed.words import printable, without_passwords
 
-INTERVAL = 30.0  # seconds between progress lines where stderr is no terminal
-WINDOW = 60.0  # seconds over which the rate is measured
-LOST = OSError, ValueError, AttributeError  # of a stream that is full, closed, or not there at all
+LINE_SECONDS = 30.0  # seconds between progress lines where stderr is no terminal
+RATE_SECONDS = 60.0  # seconds over which the rate is measured
+STREAM_ERRORS = OSError, ValueError, AttributeError  # of a stream that is full, closed, or not there at all
 
 
 class _BestEffort:
     """stderr as it is at the moment. What cannot be written is lost, and does not cost the result."""
 
     def write(self, text: str) -> int:
-        with suppress(*LOST):
+        with suppress(*STREAM_ERRORS):
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(*LOST):
+        with suppress(*STREAM_ERRORS):
             sys.stderr.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +59,7 @@ def complain(label: str, text: str = "") -> None:
 
 
 class ProgressLine:
-    """How far a task is: done, total, rate and the time left, which is the remainder divided by the shown rate."""
+    """Progress of a task: done, total, rate and the time left, which is the remainder divided by the shown rate."""
 
     def __init__(self, description: str, total: int | None) -> None:
         self.description, self.total, self.done, self.note = description, total, 0, ""
@@ -69,7 +69,7 @@ class ProgressLine:
         """Set how much is done, and the total and a note if they are known."""
         self.done, self.total, self.note = done, self.total if total is None else total, note
         now = time.monotonic()
-        while len(self._history) > 1 and self._history[1][0] < now - WINDOW:
+        while len(self._history) > 1 and self._history[1][0] < now - RATE_SECONDS:
             self._history.popleft()
         self._history.append((now, done))
 
@@ -123,7 +123,7 @@ def showing(line: ProgressLine) -> Iterator[ProgressLine]:
     stopped = Event()
 
     def report() -> None:
-        while not stopped.wait(INTERVAL):
+        while not stopped.wait(LINE_SECONDS):
             say(f"{line.description}: {line.pace()}")
 
     thread = Thread(target=report, daemon=True)

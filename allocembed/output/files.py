@@ -10,7 +10,7 @@ from pathlib import Path
 from allocembed.errors import AllocEmbedError, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota
-SHOWN = 60  # bytes of a file's name in that of its scratch file
+NAME_BYTES = 60  # bytes of a file's name in that of its scratch file
 DISK = (*FULL, errno.EIO, errno.EROFS, errno.EFBIG)  # causes that are the disk's, whatever was being written
 
 
@@ -84,7 +84,7 @@ def _sync(path: Path) -> None:
 
 def _scratch(folder: Path, name: str) -> Path:
     # A name may be as long as the system allows, and this one must be longer.
-    start = os.fsencode(name)[:SHOWN].decode(errors="ignore")
+    start = os.fsencode(name)[:NAME_BYTES].decode(errors="ignore")
     handle, scratch = tempfile.mkstemp(prefix=f".{start}.", suffix=".partial", dir=folder)
     os.close(handle)
     return Path(scratch)

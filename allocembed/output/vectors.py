@@ -38,7 +38,7 @@ FORMATS = Names[WriteFormat](
 
 
 class VectorOutput:
-    """Where the vectors of many videos go: a file, or a folder of files that several processes write."""
+    """The output of many videos' vectors: a file, or a folder of files that several processes write."""
 
     keyed = False
     """Whether rows have a `key`, which stands for a path with its size and date."""

@@ -1,10 +1,10 @@
 """The trainable part of the learned allocator: the frame module G and the scale policy (equations 5 to 7).
 
 Input: preview features of every chunk and features of the question. Output: a Beta distribution over each chunk's
-scale. The architecture follows ResAdapt, on which the paper builds: one layer that attends to the text, layers that
-attend over time and then over the patches of a chunk, text-guided pooling to one vector per chunk, five scalars beside
-it, and a residual MLP. Two things differ. The unit is a chunk, not a frame. And the features are also standardised
-across the video, because it matters how a chunk differs from the others.
+scale. The architecture follows ResAdapt, on which the paper builds. One layer attends to the text. Further layers
+attend over time, then over the patches of a chunk. Text-guided pooling gives one vector per chunk, and a residual MLP
+reads it beside five scalars. Two things differ. The unit is a chunk, not a frame. And the features are also
+standardised across the video, because it matters how a chunk differs from the others.
 
 If chunks have a summary, its fit to a question is known without training and decides from the start, because rankings
 teach the match of pictures and words slowly. The network corrects that decision (`learns_questions`).
@@ -26,7 +26,7 @@ SCALARS = 5  # patch variance, gate entropy, gate peak, cosine to the chunk befo
 STEEP, THRESHOLD, KEPT = 3.0, 1.2, 0.0
 SPREAD = 0.02  # floor on the standard deviation of the fits; smaller differences are noise
 CEILING = 20.0  # of alpha and beta: sharper distributions do not explore, and their log-probabilities explode
-FLOOR = 1e-3  # of alpha and beta with a plain softplus, which underflows to 0; equation 6 requires more than 0
+LEAST_PARAMETER = 1e-3  # alpha or beta with a plain softplus, which underflows to 0; equation 6 requires more than 0
 HEADS = ("bounded", "softplus")
 
 
@@ -68,7 +68,7 @@ class FrameModuleConfig:
 
 @dataclass(frozen=True, eq=False)
 class QuestionEffect:
-    """What a question changes in the distributions of the chunks."""
+    """Changes that a question makes in the distributions of the chunks."""
 
     tilt: torch.Tensor
     """(B, C) what log alpha gains and log beta loses."""
@@ -172,7 +172,7 @@ class PolicyHead(nn.Module):
             hidden = hidden + self.inner(self.norm(hidden))
             shapes = F.softplus(self.out(hidden))
             if self.form == "softplus":
-                alpha, beta = shapes.clamp(min=FLOOR).unbind(-1)
+                alpha, beta = shapes.clamp(min=LEAST_PARAMETER).unbind(-1)
                 return alpha, beta
             shapes = 1 + shapes
             if question is not None:
@@ -246,7 +246,7 @@ class FeedForward(nn.Sequential):
 
 
 def fits(summary: torch.Tensor, asked: torch.Tensor, default: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """How much better chunks (B, C, D) fit a text (B, D) than the default task, in standard deviations (B, C).
+    """The gain in fit (B, C) of chunks (B, C, D) to a text (B, D) over the default task, in standard deviations.
 
     The fit to the default task is subtracted because empty chunks are close to every text.
 

@@ -1,12 +1,12 @@
-"""What the allocator sees: frozen features of small previews and of the question, F(P(X), q) in equation 5.
+"""The inputs of the allocator: frozen features of small previews and of the question, F(P(X), q) in equation 5.
 
 `BackbonePreview` runs a backbone's own vision tower on frames of about a dozen tokens; if it is the backbone in use, no
 second model is loaded. `SmolPreview` (in `smol`) runs SmolVLM2, as in the paper. A policy is trained on the features of
 one preview model, so its checkpoint names that model, which is then loaded beside any other backbone.
 
-The backbone in use decides how many frames a chunk has. The preview model may read fewer or more frames together: then
-a chunk is cut into groups of its size, the last frame is repeated to fill the last group, and the features of the
-groups are averaged.
+The backbone in use decides how many frames a chunk has. The preview model may read fewer or more frames together.
+Then a chunk is cut into groups of its size. The last frame fills the last group, and the features of the groups are
+averaged.
 
 Nothing here is trained: features are constants in any graph they enter.
 """
@@ -40,7 +40,7 @@ NO_TEXTS = 1  # width of the zero that stands for any text where a backbone read
 
 
 class _Cache:
-    """What a previewer has computed before. A pickle or copy starts empty, because locks cannot be pickled."""
+    """Results that a previewer has computed before. A pickle or copy starts empty: locks cannot be pickled."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -58,7 +58,7 @@ class Previewer(ABC):
     source: str
     """Short name, hub id or folder from which the model can be loaded again."""
     geometry: Geometry
-    """How the preview model cuts frames."""
+    """The geometry of the preview model."""
     visual_width: int
     text_width: int
     summary: bool = False
@@ -73,16 +73,16 @@ class Previewer(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the features are."""
+        """The device of the features."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """What the model computes in."""
+        """The number format of the model."""
 
     @abstractmethod
     def identity(self) -> str:
-        """What decides the features: a digest of the preview model's weights, and its settings."""
+        """A digest of the preview model's weights, and its settings, which decide the features."""
 
     # Never inference tensors, even if the caller is in inference mode: cached ones could not enter a graph later.
     @torch.inference_mode(False)
@@ -101,13 +101,13 @@ class Previewer(ABC):
         return torch.cat([self.features(small, self.prepare(small, asked=asked)) for small in portions])
 
     def at_once(self, frames: torch.Tensor) -> int:
-        """How many chunks of such frames (N, frames_per_chunk, 3, H, W) the vision tower takes at once."""
+        """Chunks of such frames (N, frames_per_chunk, 3, H, W) that the vision tower takes at once."""
         height, width = self._size(*frames.shape[-2:])
         patches = height * width // self.geometry.patch**2 * -(-self.frames_per_chunk // self.model_frames)
         return max(1, PATCHES_AT_ONCE // patches)
 
     def tokens_of(self, height: int, width: int, *, asked: bool) -> tuple[int, int]:
-        """What is read of a chunk of such frames, as in `Plan`: by a language model, and by the vision tower."""
+        """Tokens read of a chunk of such frames, as in `Plan`: by a language model, and by the vision tower."""
         high, wide = self._size(height, width)
         groups = -(-self.frames_per_chunk // self.model_frames)
         grid = Grid(high // self.geometry.factor, wide // self.geometry.factor)
@@ -143,7 +143,7 @@ class Previewer(ABC):
         return send(small.unflatten(0, frames.shape[:2]), self.device)
 
     def prepare(self, small: torch.Tensor, *, asked: bool = True) -> Any:
-        """What `features` of previews of this shape need besides pixels; this part may wait for the device."""
+        """Prepare the inputs of `features` besides pixels; this part may wait for the device."""
         return self._prepare(split_chunks(small, self.model_frames).flatten(0, 1), asked)
 
     def features(self, small: torch.Tensor, prepared: Any) -> torch.Tensor:
@@ -177,7 +177,7 @@ class BackbonePreview(Previewer):
     """A backbone's own tower on previews of at most `tokens` tokens per chunk, and its language model on texts.
 
     Visual features are the tower's tokens, without deepstack. A `summary` before them is the backbone's pooled state of
-    the chunk as a video of its own; it lies in the space of the model's sentences, so it shows which chunk a question
+    the chunk as a video of its own. It lies in the space of the model's sentences, so it shows which chunk a question
     is about. Text features are the states of the whole row, including the prompt around the text. With summaries, the
     pooled state of the default task comes first, to separate a fit to this text from a fit to any text, and narrower
     features are filled up with zeros.

@@ -15,13 +15,13 @@ import torch
 
 from allocembed.threads import SETTING_UP
 
-KEPT = 8
+KEPT_GRAPHS = 8
 WARM_UPS = 2  # libraries choose kernels and allocate memory before the capture
 logger = logging.getLogger("allocembed")
 
 
 @dataclass(frozen=True, eq=False)
-class _Captured:
+class _CapturedGraph:
     graph: torch.cuda.CUDAGraph
     inputs: list[torch.Tensor]
     output: torch.Tensor
@@ -70,7 +70,7 @@ class Replay:
         self, function: Callable[..., torch.Tensor], prepare: Callable[..., object], *, works: bool = True
     ) -> None:
         self.function, self.prepare, self.works = function, prepare, works
-        self._kept: OrderedDict[tuple, _Captured] = OrderedDict()
+        self._kept: OrderedDict[tuple, _CapturedGraph] = OrderedDict()
         self._lock = Lock()
 
     def __call__(self, kind: Hashable, *inputs: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Replay:
                 return captured.host.clone()
         return self.function(self.prepare(kind, *inputs), *inputs).cpu()
 
-    def _find(self, kind: Hashable, inputs: tuple[torch.Tensor, ...]) -> _Captured | None:
+    def _find(self, kind: Hashable, inputs: tuple[torch.Tensor, ...]) -> _CapturedGraph | None:
         key = kind, *((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
         if key not in self._kept:
             try:
@@ -97,11 +97,11 @@ class Replay:
                 )
                 return None
         self._kept.move_to_end(key)
-        while len(self._kept) > KEPT:
+        while len(self._kept) > KEPT_GRAPHS:
             self._kept.popitem(last=False)
         return self._kept[key]
 
-    def _capture(self, kind: Hashable, inputs: tuple[torch.Tensor, ...]) -> _Captured:
+    def _capture(self, kind: Hashable, inputs: tuple[torch.Tensor, ...]) -> _CapturedGraph:
         prepared = self.prepare(kind, *inputs)
         static = [tensor.clone() for tensor in inputs]
         for _ in range(WARM_UPS):
@@ -112,4 +112,4 @@ class Replay:
         # This thread only: another one may be running the backbone, which allocates memory.
         with SETTING_UP, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             output = self.function(prepared, *static)
-        return _Captured(graph, static, output, torch.empty_like(output, device="cpu", pin_memory=True), prepared)
+        return _CapturedGraph(graph, static, output, torch.empty_like(output, device="cpu", pin_memory=True), prepared)

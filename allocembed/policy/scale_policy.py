@@ -1,8 +1,8 @@
 """The learned policy as a checkpoint: a folder with its config, its weights, and a model card.
 
 A policy depends on the features it was trained on, so its config names the preview model too. Saving, loading and
-pushing follow the hub's conventions. huggingface_hub's own mixin is not used: it prints to stdout, keeps an old card,
-and can leave half-written files when killed.
+pushing follow the hub's conventions. huggingface_hub's own mixin is not used: it prints to stdout, keeps an old model
+card, and can leave half-written files when killed.
 """
 
 import json
@@ -24,7 +24,7 @@ from allocembed.output.files import whole_file, write_text
 from allocembed.policy.frame_module import FrameModule, FrameModuleConfig
 from allocembed.policy.preview import KINDS, PREVIEW_TOKENS
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CONFIG, WEIGHTS, MODEL_CARD = "config.json", "model.safetensors", "README.md"
 MODEL_TYPE = "allocembed_policy"
 SIZES = {
     "paper": FrameModuleConfig(),  # 50 M parameters on the features of SmolVLM2; the paper has 48 M
@@ -38,7 +38,7 @@ class PolicyConfig:
 
     module: FrameModuleConfig
     preview: str
-    """Where the features come from: "backbone" or "smolvlm2"."""
+    """The kind of the preview model: "backbone" or "smolvlm2"."""
     preview_source: str
     """Short name, hub id or folder of the preview model."""
     preview_tokens: int = PREVIEW_TOKENS
@@ -49,7 +49,7 @@ class PolicyConfig:
     """Whether a plan that costs less than the budget is enlarged to use it up, as in training with projected rollouts.
     If not, the budget is only an upper bound, and the scales below it are the policy's own, as in the paper."""
     trained: dict[str, Any] = field(default_factory=dict)
-    """Facts for the card, as plain JSON: `backbone`, `data`, `steps`, `scores` and so on."""
+    """Facts for the model card, as plain JSON: `backbone`, `data`, `steps`, `scores` and so on."""
 
     def __post_init__(self) -> None:
         if self.preview not in KINDS:
@@ -101,13 +101,16 @@ class ScalePolicy(nn.Module):
         dtype: torch.dtype = torch.float32,
         state_dict: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Write config, weights and card; `state_dict` are the gathered weights if the module's own are sharded."""
+        """Write config, weights and model card. Pass gathered weights as `state_dict` if the module's are sharded."""
         folder = Path(folder)
         weights = self.state_dict() if state_dict is None else state_dict
         weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
         with whole_file(folder / WEIGHTS) as scratch:
             scratch.write_bytes(save(weights, metadata={"format": "pt"}))
-        for name, text in ((CONFIG, json.dumps(self.config.as_dict(), indent=2) + "\n"), (CARD, card(self.config))):
+        for name, text in (
+            (CONFIG, json.dumps(self.config.as_dict(), indent=2) + "\n"),
+            (MODEL_CARD, model_card(self.config)),
+        ):
             write_text(folder / name, text)
 
     @classmethod
@@ -146,11 +149,11 @@ class ScalePolicy(nn.Module):
             return str(hub.upload_folder(repo_id=repo, folder_path=scratch, commit_message="Upload allocator"))
 
 
-def card(config: PolicyConfig) -> str:
+def model_card(config: PolicyConfig) -> str:
     """The model card: what the allocator is, its training, its scores.
 
     >>> facts = {"backbone": "nano-qwen3", "scores": {"uniform": 61.5, "learned": 70.25}}
-    >>> text = card(PolicyConfig(SIZES["nano"], "backbone", "nano-qwen3", trained=facts))
+    >>> text = model_card(PolicyConfig(SIZES["nano"], "backbone", "nano-qwen3", trained=facts))
     >>> [line for line in text.splitlines() if line.startswith("| ")][:4]
     ['| trained | |', '| backbone | nano-qwen3 |', '| scores | |', '| uniform | 61.5 |']
     """

@@ -1,4 +1,4 @@
-"""What a rollout must find, and among what: the candidate set of a step and its vectors (equation 12).
+"""Targets of rollouts and their rivals: the candidate set of a step and its vectors (equation 12).
 
 The target of an example is a text or, without one, the video's own vector at full resolution. Texts are ranked among
 texts, videos among videos.
@@ -92,7 +92,7 @@ class Candidates:
         return TextPool([("option", text) for text in more], more)
 
     def negatives(self, batch: TrainingBatch, members: Sequence[int], candidates: TextPool) -> Tensor:
-        """Which candidates are negatives of the targets of these examples: bool (b, N)."""
+        """Mask (b, N) of the candidates that are negatives of these examples' targets, bool."""
         targets = [batch.examples[member] for member in members]
         own = TextPool([example.sample for example in targets], [example.target for example in targets])
         allowed = allowed_negatives(own, candidates)

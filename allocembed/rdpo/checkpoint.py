@@ -25,14 +25,14 @@ from allocembed.output.files import whole_file
 from allocembed.rdpo.config import FREE_TO_CHANGE, TrainConfig, absolute_paths
 from allocembed.rdpo.negatives import VectorQueue
 
-FILE = "state.pt"
+STATE_FILE = "state.pt"
 PARTS = ("config", "progress", "policy", "mean", "optimiser")
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass
 class TrainingProgress:
-    """How far a run is."""
+    """Progress of a run."""
 
     step: int = 0
     best: float = -1.0
@@ -84,7 +84,7 @@ def save_state(
     }
     if writes:
         # Opened here, because torch hides the system's message if it opens the file itself.
-        with whole_file(folder / FILE) as scratch, scratch.open("wb") as file:
+        with whole_file(folder / STATE_FILE) as scratch, scratch.open("wb") as file:
             torch.save(state, file)
 
 
@@ -107,18 +107,18 @@ def load_state(
         if "queue" in state:  # states of older versions have none
             parts.queue.samples, parts.queue.vectors = state["queue"]["samples"], state["queue"]["vectors"]
     except Exception as error:  # torch raises many kinds for weights that do not fit
-        raise _damaged(folder / FILE, error) from error
+        raise _damaged(folder / STATE_FILE, error) from error
     return progress
 
 
 def has_state(folder: Path) -> bool:
     """Whether a folder holds a saved state."""
-    return (folder / FILE).is_file()
+    return (folder / STATE_FILE).is_file()
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The state in a folder, as plain tensors and numbers."""
-    path = folder / FILE
+    path = folder / STATE_FILE
     if not has_state(folder):
         raise DataError(f"cannot resume: there is no saved state in {folder}; start the run without --resume")
     try:

@@ -1,4 +1,4 @@
-"""What a run reports: progress on stderr, train.jsonl, TensorBoard if it is installed, and where the time went."""
+"""Reports of a run: progress on stderr, train.jsonl, TensorBoard if it is installed, and where the time went."""
 
 import json
 import math

@@ -88,7 +88,7 @@ class VectorQueue:
 
 
 def allowed_negatives(positives: TextPool, candidates: TextPool) -> Tensor:
-    """Which candidates are negatives of which query: bool (B, N) for B positives and N candidates.
+    """Mask (B, N) of the candidates that are negatives of each query, for B positives and N candidates.
 
     False if the candidate has the positive's sample id or its exact text; the positive itself has both. Texts are
     compared exactly, including case and spaces.
@@ -104,7 +104,7 @@ def allowed_negatives(positives: TextPool, candidates: TextPool) -> Tensor:
 
 
 def _equal(rows: Sequence[Hashable], columns: Sequence[Hashable]) -> Tensor:
-    """Which values are equal, bool (rows, columns). Numbering the values first makes it one integer comparison."""
+    """Mask (rows, columns) of equal values. Numbering the values first makes it one integer comparison."""
     numbers: dict[Hashable, int] = {}
     row, column = (
         torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""How the policy is updated: Beta actions, their log-probabilities, and the clipped objective of equations 22–23.
+"""The update of the policy: Beta actions, their log-probabilities, and the clipped objective of equations 22–23.
 
 Everything is computed in float32 (float64 stays float64), whatever precision the model runs in: rounding the actions
 to bfloat16 alone changes log-probabilities by up to 0.08, a sixth of what clipping lets through.
@@ -17,13 +17,13 @@ ACTION_MARGIN = 1e-4
 """Actions keep this distance from 0 and 1, where log-densities and their gradients are unbounded. It moves a scale in
 [0.2, 1.8] by at most 1.6e-4, and float32 still has three digits of 1 − a there."""
 LOG_RATIO_LIMIT = 5.0
-"""Bound on |log ρ|. It is far outside the clipping range, so it matters only where PPO has no bound, a growing ratio
-with a negative advantage: one outlier then weighs at most e⁵ ≈ 148 and cannot overflow."""
+"""Bound on |log ρ|. It is far outside the clipping range. It matters only where PPO has no bound: where the ratio
+grows with a negative advantage. One outlier then weighs at most e⁵ ≈ 148 and cannot overflow."""
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """How far the policy is from the one that sampled, over valid actions; scalars on their device."""
+    """Distances of the policy from the one that sampled, over valid actions; scalars on their device."""
 
     clip_fraction: Tensor
     mean_ratio: Tensor

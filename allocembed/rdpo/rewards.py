@@ -1,4 +1,4 @@
-"""What an allocation is worth: equations 13–21 of the paper, from similarities to advantages.
+"""The rewards of allocations: equations 13–21 of the paper, from similarities to advantages.
 
 Every function is pure, works on any leading batch axes `...` and computes in float32 or wider. `score_group` combines
 them; each row of the paper's ablation table is one field of `RewardOptions`. Choices that the paper leaves open are

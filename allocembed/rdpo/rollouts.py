@@ -1,7 +1,7 @@
 """From sampled scales to vectors: the grids of every rollout, and their embeddings by the frozen backbone.
 
-The K allocations of one video differ in few sizes, so a chunk goes through the vision tower once for each size that any
-of them gives it; each rollout then selects the tokens of its chunks. Prompts are tokenised once per video, because they
+The K allocations of one video differ in few sizes. So a chunk goes through the vision tower once for each size that any
+of them gives it, and each rollout selects the tokens of its chunks. Prompts are tokenised once per video, because they
 do not depend on sizes. The language model reads rollouts of similar length together.
 """
 
@@ -25,7 +25,7 @@ from allocembed.rdpo.rewards import scale_cost, token_cost
 from allocembed.resize import normalise, resize
 
 SOURCE_VALUES = 2**28  # pixel values resized at a time; a gigabyte as float32
-BLOCK = 4  # tower outputs in memory at a time, as a multiple of `batch_tokens`
+BLOCK_BATCHES = 4  # tower outputs in memory at a time, as a multiple of `batch_tokens`
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Allocations:
 
 @dataclass(frozen=True, eq=False)
 class PolicyInputs:
-    """What the policy sees of some videos of equal size: frozen features, computed once."""
+    """The policy's inputs for videos of equal size: frozen features, computed once."""
 
     visual: Tensor  # (b, C, P, width)
     text: Tensor  # (b, L, width)
@@ -175,15 +175,15 @@ class RolloutEncoder:
         tokens = grids.prod(-1).sum((1, 2))
         start, total = 0, 0
         for end, more in enumerate(tokens.tolist()):
-            if end > start and total + more > BLOCK * self.batch_tokens:
+            if end > start and total + more > BLOCK_BATCHES * self.batch_tokens:
                 yield slice(start, end)
                 start, total = end, 0
             total += more
         yield slice(start, len(tokens))
 
     def _see(self, videos: VideoBatch, block: slice, grids: np.ndarray) -> tuple[TowerOutput, np.ndarray, np.ndarray]:
-        """What the tower makes of every distinct (video, chunk, grid); for each chunk (b, K, C) where its tokens start,
-        and where its chunk state is."""
+        """Run the tower once for every distinct (video, chunk, grid). Return its output, and for each chunk (b, K, C)
+        where its tokens start and where its chunk state is."""
         count, k, chunks, _ = grids.shape
         video = np.broadcast_to(np.arange(count)[:, None, None] + block.start, (count, k, chunks))
         chunk = np.broadcast_to(np.arange(chunks), (count, k, chunks))

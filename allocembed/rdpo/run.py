@@ -261,7 +261,7 @@ class TrainingRun:
             self._write_config(self.folder / BEST)
 
     def _facts(self) -> dict[str, Any]:
-        """What the card says about the training."""
+        """Facts about the training for the model card."""
         named = ("backbone", "examples", "rollouts", "global_negatives", "budget_mode", "cost", "seed")
         budgets = ", ".join(dict.fromkeys(self.config.budgets))
         facts = {name: getattr(self.config, name) for name in named}

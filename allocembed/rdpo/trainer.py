@@ -355,14 +355,14 @@ class Trainer:
         searches = success(right, similarity[:, :count].T[:, None], mask[:, :count] & there)[:, 0]
         means = meter.means(self.processes)
         alone = torch.tensor([example.own for example in batch.examples], device=self.device)
-        told, own = there & ~alone, there & alone
-        if bool(told.any()) or not bool(own.any()):
-            means["hit1"] = means["score"] = hits[told].float().mean().item()
-        if bool((told & queries).any()):
-            means["search1"] = searches[told & queries].float().mean().item()
+        with_text, own = there & ~alone, there & alone
+        if bool(with_text.any()) or not bool(own.any()):
+            means["hit1"] = means["score"] = hits[with_text].float().mean().item()
+        if bool((with_text & queries).any()):
+            means["search1"] = searches[with_text & queries].float().mean().item()
             means["score"] = (means["hit1"] + means["search1"]) / 2
-        if bool((told & ~queries).any()):
-            means["answer1"] = hits[told & ~queries].float().mean().item()
+        if bool((with_text & ~queries).any()):
+            means["answer1"] = hits[with_text & ~queries].float().mean().item()
         if bool(own.any()):
             means["own1"] = hits[own].float().mean().item()
             means["cosine"] = similarity.diagonal()[own].mean().item()

@@ -20,9 +20,9 @@ from allocembed.errors import ConfigError, MissingDependency
 
 SCHEMES = ("s3", "gs")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-PATIENCE = timedelta(seconds=30)  # for one request and its repetitions
+REQUEST_TIMEOUT = timedelta(seconds=30)  # for one request and its repetitions
 RETRIES = 4
-AT_ONCE = 1000  # objects in one page of a list
+OBJECTS_PER_PAGE = 1000  # objects in one page of a list
 BAD_KEY = "its key has an empty, . or .. segment, or a control character; rename the object"
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
@@ -47,7 +47,7 @@ class ConditionFailed(OSError):  # noqa: N818 (named for what happened)
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What object storage says about an object."""
+    """Facts that object storage gives about an object."""
 
     address: str
     size: int
@@ -58,7 +58,7 @@ class ObjectInfo:
 
 
 class Version(NamedTuple):
-    """What identifies one state of an object: its ETag, and a version where the service has them."""
+    """The identity of one state of an object: its ETag, and a version where the service has them."""
 
     tag: str
     number: str | None = None
@@ -96,7 +96,7 @@ def split(address: str) -> tuple[str, str, str]:
 
 
 def environment_options(address: str) -> dict[str, str]:
-    """What LanceDB does not take from the environment by itself.
+    """Settings that LanceDB does not take from the environment by itself.
 
     A plain http:// endpoint is one that somebody has named on purpose, as of a server of their own.
     """
@@ -121,7 +121,7 @@ def list_objects(address: str, refused: dict[str, str] | None = None) -> Iterato
     last = ""
     try:
         with failures(address):
-            for page in _obstore().list(store, key or None, chunk_size=AT_ONCE):
+            for page in _obstore().list(store, key or None, chunk_size=OBJECTS_PER_PAGE):
                 for each in page:
                     last = each["path"]
                     yield _info(f"{scheme}://{bucket}/{last}", each)
@@ -239,8 +239,8 @@ def _bucket(scheme: str, bucket: str, options: tuple[tuple[str, str], ...], _pro
     _obstore()
     from obstore.store import GCSStore, S3Store
 
-    retries: Any = {"max_retries": RETRIES, "retry_timeout": PATIENCE}
-    client: Any = {"timeout": PATIENCE, "connect_timeout": timedelta(seconds=5)}
+    retries: Any = {"max_retries": RETRIES, "retry_timeout": REQUEST_TIMEOUT}
+    client: Any = {"timeout": REQUEST_TIMEOUT, "connect_timeout": timedelta(seconds=5)}
     given = dict(options)
     if given.pop("allow_http", ""):
         client["allow_http"] = True
@@ -273,7 +273,7 @@ def failures(address: str) -> Iterator[None]:
 
 
 def explain(address: str, message: str) -> str:
-    """What a message of an object-storage client means, and what to do.
+    """Explain a message of an object-storage client, and say what to do.
 
     >>> explain("s3://bucket/x", "… <Code>NoSuchBucket</Code> …")
     'there is no bucket bucket; make it, or check the address and AWS_ENDPOINT_URL'

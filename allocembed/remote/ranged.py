@@ -13,13 +13,13 @@ from errno import EIO
 
 from allocembed.remote.objects import ConditionFailed, ObjectInfo, StorageFailure, look, read_range
 
-BLOCK = 131_072
+BLOCK_BYTES = 131_072
 MOST_BLOCKS = 8  # fetched by one request
-KEPT = 256  # blocks of one file in memory
+KEPT_BLOCKS = 256  # blocks of one file in memory
 CHANGED = "it was changed or replaced while it was read; read it again"
 
 
-class _Positioned(io.RawIOBase):
+class _SeekableFile(io.RawIOBase):
     """A file of known size that can be read and sought."""
 
     def __init__(self, name: str, size: int) -> None:
@@ -51,7 +51,7 @@ class _Positioned(io.RawIOBase):
         """The bytes start <= position < end."""
 
 
-class RangedFile(_Positioned):
+class RangedFile(_SeekableFile):
     """An object as a file that can be read and sought. It fails if the object is replaced meanwhile."""
 
     def __init__(self, address: str, info: ObjectInfo | None = None) -> None:
@@ -63,9 +63,9 @@ class RangedFile(_Positioned):
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
     def between(self, start: int, end: int) -> bytes:
-        parts, last = [], -(-end // BLOCK)
-        for number in range(start // BLOCK, last):
-            first = number * BLOCK
+        parts, last = [], -(-end // BLOCK_BYTES)
+        for number in range(start // BLOCK_BYTES, last):
+            first = number * BLOCK_BYTES
             parts.append(self._block(number, last)[max(0, start - first) : end - first])
         return b"".join(parts)
 
@@ -78,11 +78,11 @@ class RangedFile(_Positioned):
         count = max(self._ahead, min(last - number, MOST_BLOCKS))
         # What is here already is not fetched again.
         count = next((step for step in range(1, count) if number + step in self._blocks), count)
-        content = self._fetch(number * BLOCK, min(self.size, (number + count) * BLOCK))
-        for step in range(-(-len(content) // BLOCK)):
-            self._blocks[number + step] = content[step * BLOCK : (step + 1) * BLOCK]
+        content = self._fetch(number * BLOCK_BYTES, min(self.size, (number + count) * BLOCK_BYTES))
+        for step in range(-(-len(content) // BLOCK_BYTES)):
+            self._blocks[number + step] = content[step * BLOCK_BYTES : (step + 1) * BLOCK_BYTES]
         self._expected = number + count
-        while len(self._blocks) > KEPT:
+        while len(self._blocks) > KEPT_BLOCKS:
             self._blocks.popitem(last=False)
         return self._blocks[number]
 
@@ -97,8 +97,8 @@ class RangedFile(_Positioned):
         return content
 
 
-class HollowFile(_Positioned):
-    """The same file without its content: once it is `hollow`, it gives zeros and fetches nothing.
+class HollowFile(_SeekableFile):
+    """Another file without its content: once it is `hollow`, it gives zeros and fetches nothing.
 
     A demuxer that knows from the header where every frame is can then list them all.
     """

@@ -36,7 +36,7 @@ except ImportError as error:
     raise MissingDependency("the server for agents", "mcp", "mcp") from error
 
 MOST_HITS = 50
-MOST_LINES = 500  # of a transcript in one answer
+MOST_LINES_OF_ANSWER = 500  # of a transcript in one answer
 FRAME_SECONDS = 60.0  # in which a frame must be found; other calls wait meanwhile
 INSTRUCTIONS = (
     "Search a collection of videos by what they show and what is said in them. `search` finds videos and the moment in "
@@ -93,19 +93,19 @@ class Moment:
     width: int
     height: int
     lines: list[SpokenLine] = field(default_factory=list)
-    """What is said in it."""
+    """Lines that are said in it."""
 
 
 @dataclass
 class Transcript:
-    """What is said in a video."""
+    """Lines that are said in a video."""
 
     video: str
     name: str
     duration: float
     lines: list[SpokenLine] = field(default_factory=list)
     next_start: float | None = None
-    """Where to go on, if there is more than one answer holds."""
+    """Start of the next line, if there are more than one answer holds."""
 
 
 class IndexTools:
@@ -148,14 +148,14 @@ class IndexTools:
             part = next((each for each in reversed(windows) if each.start <= second), whole)
             lines = spoken_lines(self.index, video, part.start, part.end)
         size = (file.duration, file.width, file.height)
-        return Moment(video, Path(file.path).name, part.start, part.end, *size, lines[:MOST_LINES])
+        return Moment(video, Path(file.path).name, part.start, part.end, *size, lines[:MOST_LINES_OF_ANSWER])
 
     def transcript(self, video: VideoId, start: Second = 0.0) -> Transcript:
         """List what is said in a video, with times: the lines that begin at a second or later."""
         file = self.entry(video)
         with self.turn:
             lines = [line for line in spoken_lines(self.index, video, start, file.duration) if line.start >= start]
-        count = min(MOST_LINES, len(lines))
+        count = min(MOST_LINES_OF_ANSWER, len(lines))
         while 0 < count < len(lines) and lines[count].start == lines[count - 1].start:
             count += 1  # lines of one time stay together, so that the next answer begins later
         more = lines[count].start if count < len(lines) else None
@@ -209,7 +209,7 @@ def serve(index: VideoIndex) -> None:
 
 
 def in_words(tool: Callable[P, R], index: VideoIndex) -> Callable[P, R]:
-    """The same tool, whose errors are sentences without paths of this machine."""
+    """Wrap a tool, so that its errors are sentences without paths of this machine."""
 
     @wraps(tool)
     def run(*args: P.args, **named: P.kwargs) -> R:

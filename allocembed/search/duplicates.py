@@ -21,9 +21,9 @@ from allocembed.search.ranking import SAME_VIDEO
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
 
-PROBES = 8
+PROBED_PARTS = 8
 ALL_PAIRS_UP_TO = 2000  # videos
-BLOCK = 1024  # videos that are compared at once
+BLOCK_VIDEOS = 1024  # videos that are compared at once
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def near_pairs(vectors: np.ndarray, alike: float) -> Iterator[tuple[int, int]]:
         return
     for visitors, members in _cells(vectors):
         inside = vectors[members].astype(np.float32)
-        for first in range(0, len(visitors), BLOCK):
-            block = visitors[first : first + BLOCK]
+        for first in range(0, len(visitors), BLOCK_VIDEOS):
+            block = visitors[first : first + BLOCK_VIDEOS]
             cosines = vectors[block].astype(np.float32) @ inside.T
             cosines[block[:, None] == members[None]] = -1.0
             nearest = cosines.argmax(axis=1)
@@ -116,10 +116,10 @@ def _cells(vectors: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     number = int(np.sqrt(count))
     chosen = np.random.default_rng(0).choice(count, number, replace=False)
     pivots = vectors[chosen].astype(np.float32)
-    near = np.empty((count, min(PROBES, number)), np.int32)
-    for first in range(0, count, BLOCK):
-        cosines = vectors[first : first + BLOCK].astype(np.float32) @ pivots.T
-        near[first : first + BLOCK] = np.argsort(-cosines, axis=1)[:, : near.shape[1]]
+    near = np.empty((count, min(PROBED_PARTS, number)), np.int32)
+    for first in range(0, count, BLOCK_VIDEOS):
+        cosines = vectors[first : first + BLOCK_VIDEOS].astype(np.float32) @ pivots.T
+        near[first : first + BLOCK_VIDEOS] = np.argsort(-cosines, axis=1)[:, : near.shape[1]]
     by_home = np.argsort(near[:, 0], kind="stable")
     homes = np.searchsorted(near[by_home, 0], np.arange(number + 1))
     looks = near.ravel()

@@ -19,7 +19,7 @@ from allocembed.search.store import EmbeddedSegment
 if TYPE_CHECKING:
     from allocembed.budget import Allocation
     from allocembed.embedder import AllocEmbed
-    from allocembed.execution.stream import Prepared, Worker
+    from allocembed.execution.stream import Prepared, PrepareResources
     from allocembed.video import Clip
 
 PICTURE = 320  # pixels on the longer side of a hit's picture
@@ -45,7 +45,7 @@ class EmbeddedVideo:
         return sum(segment.cost for segment in self.segments)
 
     def entry(self, file: FileEntry, content: str) -> FileEntry:
-        """What the index says about a file that has this content."""
+        """The entry of the index for a file that has this content."""
         if self.error:
             again = self.error == CHANGED or self.passing
             return replace(file, video="", error=self.error, changed=UNKNOWN if again else file.changed)
@@ -62,24 +62,24 @@ def embed_videos(
     """
     from allocembed.execution.stream import embed_jobs
 
-    decoders = embedder.decoders  # an option that cannot be met is no fault of the files
+    decoders = embedder.decoders  # bad options raise; bad files only fail themselves
     narrow = embedder.with_config(window_config(embedder.config, embedder.backbone.geometry.frames_per_chunk))
 
     sizes: dict[str, tuple[int, int]] = {}
 
-    def prepare(path: str, worker: Worker) -> Iterator[Prepared[EmbeddedSegment]]:
+    def prepare(path: str, resources: PrepareResources) -> Iterator[Prepared[EmbeddedSegment]]:
         try:
             opened = identity(path)
-            with embedder.open(path, decoder_threads=worker.decoder_threads, on_device=True) as video:
+            with embedder.open(path, decoder_threads=resources.decoder_threads, on_device=True) as video:
                 whole = video.sample(embedder.frames_wanted, embedder.config.seek)
                 sizes[path] = (whole.width, whole.height)
                 windows = min(window_count(whole.duration, segments), whole.total)
                 edges = (whole.start + np.linspace(0, whole.duration, max(1, windows) + 1)).tolist()
-                yield _prepare_segment(embedder, worker, whole, 0, edges[0], edges[-1])
+                yield _prepare_segment(embedder, resources, whole, 0, edges[0], edges[-1])
                 if windows > 1:
                     clips = video.windows(windows, narrow.frames_wanted, embedder.config.seek, within=near)
                     for number, clip in enumerate(clips, 1):
-                        yield _prepare_segment(narrow, worker, clip, number, edges[number - 1], edges[number])
+                        yield _prepare_segment(narrow, resources, clip, number, edges[number - 1], edges[number])
             # The path may have been given to another file since its content was recognised.
             # Equal content now is not enough: another file may have had the path in between.
             if fingerprint(path) != contents[path] or identity(path) != opened:
@@ -108,12 +108,12 @@ def _is_passing(error: BaseException | None) -> bool:
 
 
 def _prepare_segment(
-    embedder: AllocEmbed, worker: Worker, clip: Clip, number: int, start: float, end: float
+    embedder: AllocEmbed, resources: PrepareResources, clip: Clip, number: int, start: float, end: float
 ) -> Prepared[EmbeddedSegment]:
     from allocembed import film
     from allocembed.execution.stream import Prepared
 
-    with worker.lane():
+    with resources.lane():
         allocation, item = embedder.prepare(clip)
     costs = (int(allocation.cost), int(allocation.budget), int(allocation.base_cost))
     picture = _strip(clip, allocation) if number == 0 else _shrink(_best_frame(clip, allocation), PICTURE)

@@ -6,7 +6,7 @@ from pathlib import Path
 from allocembed.errors import SearchError
 from allocembed.output.vectors import vector_file
 from allocembed.search.index import VideoIndex
-from allocembed.search.store import SMALL
+from allocembed.search.store import SMALL_COLUMNS
 
 ARRAYS = {"path": "paths", "video": "videos", "vector": "vectors"}
 
@@ -20,7 +20,7 @@ def export(index: VideoIndex, path: Path) -> int:
     with vector_file(path, ARRAYS) as writer:
         for video, segments in sorted(index.store.segments(("vector",)).items()):
             for segment in segments:
-                numbers = {name: getattr(segment, name) for name in SMALL}
+                numbers = {name: getattr(segment, name) for name in SMALL_COLUMNS}
                 for name in paths[video]:
                     writer.add({"path": name, "video": video, **numbers, "vector": segment.vector})
     if not writer.count:

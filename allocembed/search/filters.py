@@ -15,7 +15,7 @@ from allocembed.errors import SearchError
 from allocembed.paths import absolute
 from allocembed.remote.objects import is_remote
 
-MOST = 10**9  # seconds or pixels: more than any video has
+LARGEST_NUMBER = 10**9  # seconds or pixels: more than any video has
 LATEST = 2**63 // 10**9  # seconds from 1970, before or after it, that an index can hold in nanoseconds
 FOLDER, DATE = "FOLDER", "DATE"  # kinds of values that are not compared as they are given
 Operator = Literal["starts with", "<", "<=", ">="]
@@ -32,7 +32,7 @@ class Rule:
 
 
 def _compared(columns: str, operator: Operator, metavar: str) -> Mapping[str, Any]:
-    """What is declared about a filter: its value is compared with each of the columns, separated by spaces."""
+    """The declaration of a filter. Its value is compared with each of the columns, separated by spaces."""
     return {"columns": columns.split(), "operator": operator, "metavar": metavar}
 
 
@@ -63,8 +63,8 @@ class Filters:
         for item, value in self._given():
             if item.metadata["metavar"] == DATE:
                 moment(value, item.name)
-            elif isinstance(value, int | float) and not 0 <= value <= MOST:
-                raise SearchError(f"cannot filter by {item.name} {value}: give a number from 0 to {MOST:,}")
+            elif isinstance(value, int | float) and not 0 <= value <= LARGEST_NUMBER:
+                raise SearchError(f"cannot filter by {item.name} {value}: give a number from 0 to {LARGEST_NUMBER:,}")
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +72,7 @@ class Filters:
         return self == Filters()
 
     def rules(self) -> list[Rule]:
-        """What the filters ask of a file; speech is no property of a file.
+        """The conditions on a file; speech is no property of a file.
 
         >>> Filters(longest=60, least_height=720).rules()[1]
         Rule(column='width', operator='>=', value=720)

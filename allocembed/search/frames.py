@@ -7,7 +7,7 @@ from PIL import Image
 
 from allocembed.video import DecodeLimits, open_video
 
-SIDE = 768  # pixels on the longer side
+SHOWN_SIDE = 768  # pixels on the longer side
 
 
 def frame_jpeg(
@@ -19,7 +19,7 @@ def frame_jpeg(
     with open_video(path, limits=limits) as video:
         clip = video.frames_at([second])
     picture = Image.fromarray(clip.picture(0))
-    picture.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
+    picture.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.BICUBIC)
     made = io.BytesIO()
     picture.save(made, format="JPEG", quality=85)
     return made.getvalue(), float(clip.times[0])

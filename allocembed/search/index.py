@@ -60,13 +60,13 @@ class VideoIndex:
     ) -> VideoIndex:
         """Make an empty index. If an embedder is given, it must have been made from `config`.
 
-        Workers apart load the model to see what an index must hold of it, so that it is not loaded here.
+        Separate workers load the model to see what an index must hold of it, so that it is not loaded here.
         """
         uri, settings = place_of(uri), IndexSettings(config, segments, NEAR)
         config.check()
         store = store_of(uri)
         store.check_free(uri)  # before a model is loaded
-        if embedder is None and workers is not None and workers.apart:
+        if embedder is None and workers is not None and workers.separate:
             [settings] = workers.run(SettingsTask(settings), iter([None]), _no_settings)
         else:
             given, embedder = embedder is not None, embedder or _load(config)
@@ -169,7 +169,7 @@ class VideoIndex:
         """Videos that match a sentence or a query, best first, each with its best moment.
 
         `said` decides whether what was said counts: None counts it beside the pictures if the index has lines and the
-        query is text; with True nothing else counts, and no model is loaded; False ignores it. `refine` looks at each
+        query is text. With True nothing else counts, and no model is loaded. False ignores it. `refine` looks at each
         moment again, more closely. `dedupe` leaves out near-duplicates of better hits. `vector` is that of the
         query, if it is known already.
         """
@@ -195,7 +195,7 @@ class VideoIndex:
             )
 
     def _refined(self, hits: list[Hit], vector: np.ndarray) -> list[Hit]:
-        """The same hits with better moments. The time of a line is exact already."""
+        """Give hits better moments. The time of a line is exact already."""
         from allocembed.search.refine import refine
 
         by_picture = [hit for hit in hits if not (hit.line and hit.start == hit.line_start)]

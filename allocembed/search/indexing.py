@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
     from allocembed.search.said.speech import Transcriber
 
-PAGE = 500  # files that are looked up at once
-ROWS = 4096  # of files that are written at once
-SECONDS = 5.0  # after which they are written in any case
+PAGE_FILES = 500  # files that are looked up at once
+ROWS_AT_ONCE = 4096  # of files that are written at once
+WRITE_SECONDS = 5.0  # after which they are written in any case
 MANY = 20_000  # files; an index of more is tidied before the run, and searched for what is gone only with a reason
 
 
 @dataclass
 class IndexReport:
-    """What a run of indexing has done so far, or in the end."""
+    """Counts of a run of indexing, so far or in the end."""
 
     total: int = 0
     """Files that were found; while they are being counted, 0."""
@@ -60,7 +60,7 @@ class IndexReport:
     tokens: int = 0
     seconds: float = 0.0
     decoding: str = ""
-    """What a GPU decoded and what PyAV, if a GPU was used."""
+    """Tally of the decoders of a GPU and of PyAV, if a GPU was used."""
 
     @property
     def done(self) -> int:
@@ -119,8 +119,8 @@ class IndexingRun:
         unread: dict[str, str] = {}
         files = (file for file in walk_once(self.sources, unread) if self._ready is None or self._ready(file))
         before, found = self.store.as_of_now(), 0  # what this run writes, it need not look up
-        while page := list(islice(files, PAGE)):
-            if not found and len(page) == PAGE:
+        while page := list(islice(files, PAGE_FILES)):
+            if not found and len(page) == PAGE_FILES:
                 Thread(target=self._count, daemon=True).start()
             found += len(page)
             known = before.files_at(file.path for file in page)
@@ -132,7 +132,7 @@ class IndexingRun:
                     found -= 1  # gone for now, as on a disk that is not mounted: its vectors stay
                 elif self._must_be_seen(file, old, intact):
                     yield file
-            self._listen(at_least=PAGE)
+            self._listen(at_least=PAGE_FILES)
             self.show()
         self.report.failed += unread.items()
         self.report.total = found + len(unread)
@@ -178,7 +178,7 @@ class IndexingRun:
         self._decoded = together(self._decoded, outcome.decoded)
         self._rows.append(entry)
         self._known_paths |= set() if old is None else {entry.path}
-        if len(self._rows) >= ROWS or time.monotonic() - self._written > SECONDS:
+        if len(self._rows) >= ROWS_AT_ONCE or time.monotonic() - self._written > WRITE_SECONDS:
             self._write()
             self._listen()
         self.show()

@@ -1,4 +1,4 @@
-"""How good a score is, in words: compared with what the same query gets from videos taken at random.
+"""Words for scores: a score is compared with those that videos taken at random get for the query.
 
 A cosine alone says little: 0.4 may be the score of every video for one query, and a clear match for another. So each
 search also scores a fixed sample of the index. Of n videos that have nothing to do with a query, the best lies about
@@ -19,10 +19,10 @@ import numpy as np
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
 
-VIDEOS = 200  # in the sample, with all their segments
-LEAST = 5  # videos; fewer say nothing about chance
-SECONDS = 300.0  # after which the sample is taken again, because the index may have grown
-FLOOR = 0.02  # standard deviation of scores; smaller differences are noise
+SAMPLE_VIDEOS = 200  # in the sample, with all their segments
+FEWEST_VIDEOS = 5  # videos; fewer say nothing about chance
+SAMPLE_SECONDS = 300.0  # after which the sample is taken again, because the index may have grown
+LEAST_DEVIATION = 0.02  # standard deviation of scores; smaller differences are noise
 CLEAR = 2.0  # standard deviations above the best by chance: a strong match
 
 
@@ -35,22 +35,22 @@ class ChanceLevel:
         self._rows, self._starts, self._videos = np.empty((0, 0), np.float32), np.empty(0, np.intp), 0
 
     def words(self, vector: np.ndarray, scores: Sequence[float]) -> list[str]:
-        """What each score of a query is: strong, likely or weak; empty if the index is too small to tell."""
+        """A word for each score of a query: strong, likely or weak; empty if the index is too small to tell."""
         rows, starts, videos = self._sample()
-        if len(starts) < LEAST:
+        if len(starts) < FEWEST_VIDEOS:
             return [""] * len(scores)
         usual = np.maximum.reduceat(rows @ vector.astype(np.float32), starts)
         middle = float(np.median(usual))
         # Unlike the standard deviation, this is not widened by the few that do match.
-        spread = max(1.4826 * float(np.median(np.abs(usual - middle))), FLOOR)
+        spread = max(1.4826 * float(np.median(np.abs(usual - middle))), LEAST_DEVIATION)
         return [_word((score - middle) / spread, videos) for score in scores]
 
     def _sample(self) -> tuple[np.ndarray, np.ndarray, int]:
         """Vectors of some videos, where those of each video begin, and how many videos there are in all."""
         with self._lock:
-            if time.monotonic() - self._taken > SECONDS:
+            if time.monotonic() - self._taken > SAMPLE_SECONDS:
                 videos = sorted(self.index.store.videos())
-                chosen = random.Random(0).sample(videos, min(VIDEOS, len(videos)))
+                chosen = random.Random(0).sample(videos, min(SAMPLE_VIDEOS, len(videos)))
                 parts = [each for each in self.index.store.segments_of(chosen, ("vector",)).values() if each]
                 if parts:
                     self._rows = np.stack([segment.vector for part in parts for segment in part])
@@ -60,7 +60,7 @@ class ChanceLevel:
 
 
 def _word(deviations: float, videos: int) -> str:
-    """What a score means that lies a number of standard deviations above the middle of the scores of all videos.
+    """The word for a score that lies a number of standard deviations above the middle of all videos' scores.
 
     >>> _word(6.0, 100), _word(3.5, 100), _word(1.0, 100), _word(3.5, 1_000_000)
     ('strong', 'likely', 'weak', 'weak')

@@ -1,4 +1,4 @@
-"""What to look for: sentences, pictures and moments of videos, and sentences that say what not. No torch here.
+"""Queries: sentences, pictures and moments of videos to look for, and sentences to avoid. No torch here.
 
 Each part has a unit vector. What is wanted is their mean. Of what is not wanted, only the part that is orthogonal to it
 is subtracted, so that "a dog, but not a brown dog" still means a dog. Several such parts together are no longer than
@@ -62,7 +62,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Query:
-    """What a video should show, by any number of sentences, pictures and examples, and what it should not."""
+    """Sentences, pictures and examples of what a video should show, and of what it should not."""
 
     texts: tuple[str, ...] = ()
     images: tuple[Path | bytes, ...] = ()

@@ -60,7 +60,7 @@ def fuse(pictures: Sequence[str], lines: Sequence[str]) -> list[tuple[str, bool]
 
 
 def fold_copies(hits: Sequence[Hit], whole: Mapping[str, np.ndarray]) -> list[Hit]:
-    """The same hits without near-duplicates of better ones; `whole` has the unit vector of each whole video."""
+    """Leave out near-duplicates of better hits; `whole` has the unit vector of each whole video."""
     kept: list[Hit] = []
     for hit in hits:
         same = (place for place, other in enumerate(kept) if whole[hit.video] @ whole[other.video] >= SAME_VIDEO)

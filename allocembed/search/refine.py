@@ -1,8 +1,8 @@
 """A second, closer look at the moment of a hit, so that the player starts where the thing is.
 
 A window is several seconds long, and what was found may begin before it. So single frames of the window and of its
-neighbours are embedded as pictures: first some that are spread over them, then those that halve the time in which the
-thing begins and ends. All looks together cost no more tokens than the video was embedded with as a whole. A frame
+neighbours are embedded as pictures. The first are spread over them. The next halve the time in which the thing begins
+and ends. All looks together cost no more tokens than the video was embedded with as a whole. A frame
 belongs to the moment if the mean of its similarities to the query and to the best frame is nearer to the best frame's
 than to that of the frames around.
 """
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from allocembed.search.store import EmbeddedSegment
     from allocembed.video import VideoSource
 
-LOOKS = 16  # at one hit
+MOST_LOOKS = 16  # at one hit
 LEAST_LOOKS = 6
 LEAST_TOKENS = 12  # of a look, if that leaves enough looks
 CLOSE_LOOKS = 4  # spread over the best window; half as many over another
 FURTHER = 2  # windows on each side that may belong to the moment too
 PRECISION = 0.4  # seconds at which an edge is found
-SHORTEST = 1.0  # seconds of a moment
+SHORTEST_MOMENT = 1.0  # seconds of a moment
 CONTRAST = 0.02  # of the likeness to the query; below it nothing stands out, and the hit stays as it is
-MOST_SECONDS = 60.0  # spent on one hit; a file that is slower to decode keeps its moment
+HIT_SECONDS = 60.0  # spent on one hit; a file that is slower to decode keeps its moment
 
 
-def refine(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray, most_seconds: float = MOST_SECONDS) -> list[Hit]:
+def refine(index: VideoIndex, hits: Sequence[Hit], vector: np.ndarray, most_seconds: float = HIT_SECONDS) -> list[Hit]:
     """Hits with better moments, in the same order. A hit whose file cannot be read, or shows no edges, stays.
 
     So does one that takes more than `most_seconds`.
@@ -63,7 +63,7 @@ def _refine_hit(
         return hit
     if moment is None:
         return hit
-    start, end = moment[0], max(moment[1], moment[0] + SHORTEST)
+    start, end = moment[0], max(moment[1], moment[0] + SHORTEST_MOMENT)
     return replace(hit, start=start, end=min(end, segments[0].end), look_tokens=close_up.tokens)
 
 
@@ -102,7 +102,7 @@ class CloseUp:
         about, geometry, budget = video.probe(), embedder.backbone.geometry, embedder.budget
         native = geometry.native(about.height, about.width, frames=min(budget.base_frames, about.total))
         total = budget.tokens(native, about.total, geometry.frames_per_chunk)
-        self.left = min(LOOKS, max(LEAST_LOOKS, total // LEAST_TOKENS))
+        self.left = min(MOST_LOOKS, max(LEAST_LOOKS, total // LEAST_TOKENS))
         self.reader = embedder.with_config(replace(embedder.config, budget=str(max(1, total // self.left))))
         self.video, self.vector = video, vector
         self.tokens = 0

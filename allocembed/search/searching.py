@@ -19,9 +19,9 @@ from allocembed.search.store import EmbeddedSegment, FoundLine
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
 
-MOST = 100_000  # videos of one answer
+MOST_HITS = 100_000  # videos of one answer
 POOL = 50  # videos of each kind that are ranked together
-PREFILTERED = 10_000  # videos that LanceDB can be told to search among; of more, the others are left out afterwards
+PREFILTERED = 10_000  # videos that LanceDB is given to search among; with more, the others are left out afterwards
 MOST_FOLDED = 1000  # videos that are compared with each other to leave out near-duplicates
 SPARE = 4  # more videos than requested, because some may have no file
 ROUNDS = 4  # in which more and more lines are looked at
@@ -30,7 +30,7 @@ SHORTEST_MOMENT = 4.0  # seconds from the start of a line
 
 @dataclass(frozen=True, eq=False)
 class SearchJob:
-    """What to look for: a vector, words, or both."""
+    """One search: by a vector, by words, or by both."""
 
     index: VideoIndex
     vector: np.ndarray | None
@@ -43,8 +43,8 @@ class SearchJob:
     """A video that must not be among the hits."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.top <= MOST:
-            raise SearchError(f"top must be from 1 to {MOST:,}, not {self.top}")
+        if not 1 <= self.top <= MOST_HITS:
+            raise SearchError(f"top must be from 1 to {MOST_HITS:,}, not {self.top}")
         if self.min_score is not None and not np.isfinite(self.min_score):
             raise SearchError(f"the lowest score must be a number such as 0.3, not {self.min_score}")
 

@@ -12,9 +12,9 @@ from allocembed.config import EmbedConfig
 from allocembed.errors import SearchError
 
 WINDOWS = 12  # of a video of usual length: most events take a twelfth of their video or more
-SHORTEST = 5.0  # seconds: a shorter window says no more than the whole video
-LONGEST = 60.0  # seconds: in a longer one, the user would have to search again
-MOST = 2000  # windows of one video, whatever is requested
+SHORTEST_WINDOW = 5.0  # seconds: a shorter window says no more than the whole video
+LONGEST_WINDOW = 60.0  # seconds: in a longer one, the user would have to search again
+MOST_WINDOWS = 2000  # windows of one video, whatever is requested
 CANDIDATE_SHARE = 6
 BUDGET_SHARE = 4
 
@@ -46,14 +46,14 @@ def window_count(duration: float, segments: str) -> int:
     """
     seconds = parse_segments(segments)
     if seconds is None:
-        count = max(min(WINDOWS, int(duration / SHORTEST)), math.ceil(duration / LONGEST))
+        count = max(min(WINDOWS, int(duration / SHORTEST_WINDOW)), math.ceil(duration / LONGEST_WINDOW))
     else:
         count = math.ceil(duration / seconds) if seconds else 0
-    return min(count, MOST) if count > 1 else 0
+    return min(count, MOST_WINDOWS) if count > 1 else 0
 
 
 def window_config(config: EmbedConfig, frames_per_chunk: int = 2) -> EmbedConfig:
-    """How one window is embedded, given how whole videos are.
+    """The config for one window, from that of whole videos.
 
     >>> whole = EmbedConfig(budget="8f", candidates=24), EmbedConfig(budget="2048", candidates=4)
     >>> [(each.budget, each.candidates) for each in map(window_config, whole)]

@@ -1,7 +1,7 @@
-"""What an index was made with. It is stored in the index, and vectors made otherwise are refused.
+"""The settings of an index. They are stored in it, and vectors made otherwise are refused.
 
-A name does not say which weights were used. So the vector of one fixed sentence, or of one fixed picture if the model
-reads no texts, is stored too: a model that gives another vector is another model, whatever its name.
+A name does not say which weights were used. So the vector of one fixed sentence is stored too, or of one fixed picture
+if the model reads no texts. A model that gives another vector is another model, whatever its name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAME_MODEL = 0.99  # cosine of two vectors of the probe; bfloat16 and float32 di
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """How every video of an index is embedded."""
+    """The config of every video in an index."""
 
     config: EmbedConfig = field(default_factory=EmbedConfig)
     """Settings of a whole video; a window gets a share of the budget."""
@@ -49,7 +49,7 @@ class IndexSettings:
     inputs: str = ""
     """The model's input pipeline in full. Empty in indexes of 0.2, whose pipelines were others."""
     version: str = __version__
-    """Of allocembed, when the index was made."""
+    """The version of allocembed that made the index."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:

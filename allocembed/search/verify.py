@@ -31,7 +31,7 @@ def verify(index: VideoIndex) -> list[str]:
 
 
 def _line_problems(index: VideoIndex) -> list[str]:
-    """What is wrong with the tables of what was said."""
+    """Faults in the tables of spoken lines."""
     problems: list[str] = []
     counts, sources = index.lines.counts(), index.lines.sources()
     for source in sources:

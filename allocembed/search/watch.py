@@ -1,7 +1,7 @@
 """Watch folders and say when the index has something to do.
 
-An event only says that it is time to look: what is there is always found by looking at all files, so that lost events,
-network disks and other programs do no harm. A file is ready when its size and date have not changed for two seconds.
+An event only says that it is time to look. Looking at all files then finds what is there, so that lost events, network
+disks and other programs do no harm. A file is ready when its size and date have not changed for two seconds.
 A file that is gone is forgotten only if the folder that held it is still on the same device: an unmounted disk leaves
 another folder, or none.
 """
@@ -38,7 +38,7 @@ Place = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class SeenFile:
-    """What a file was like, and since when."""
+    """Size and date of a file, and since when it has had them."""
 
     stamp: Stamp
     since: float
@@ -90,7 +90,7 @@ class FolderState:
         return ready | {path: look.stamp for path, look in self._gone.items() if not self._is_due(look)}
 
     def forget(self) -> None:
-        """Drop what is known of files that are gone; the index has been told of them."""
+        """Drop what is known of files that are gone; the index knows that they are gone."""
         self._gone = {path: look for path, look in self._gone.items() if not self._is_due(look)}
         kept = self.looks.keys() | self._gone.keys()
         self._places = {path: chain for path, chain in self._places.items() if path in kept}
@@ -187,7 +187,7 @@ def follow(
 def _ticks(state: FolderState, stop: threading.Event, tell: Callable[[str], None]) -> Iterator[bool]:
     """Whether something may have happened, about twice a second. A source that comes back is watched again."""
     watch = _import_watch()
-    told = ""
+    reported = ""
     while not stop.is_set():
         roots = _roots(state)
         folders = _folders(state)
@@ -214,10 +214,10 @@ def _ticks(state: FolderState, stop: threading.Event, tell: Callable[[str], None
                 if again:
                     break
         except (OSError, RuntimeError) as error:  # such as too many folders for the system's limit
-            cause = f"cannot be told of changes ({error}): looks at all files every {RETRY:.0f} s instead"
-            if cause != told:
+            cause = f"gets no notice of changes ({error}): looks at all files every {RETRY:.0f} s instead"
+            if cause != reported:
                 tell(cause)
-                told = cause
+                reported = cause
             stop.wait(RETRY)
             yield True
 
@@ -241,7 +241,7 @@ def _folders(state: FolderState) -> list[Path]:
 
 
 def _roots(state: FolderState) -> list[tuple[int, ...] | None]:
-    """What the sources are at the moment. Of a file also its size and date, because only folders are watched."""
+    """The state of all sources now. A file's size and date belong to it, because only folders are watched."""
     folders = _folders(state)
     return [_identity(source, content=source not in folders) for source in state.sources]
 

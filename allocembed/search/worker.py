@@ -1,4 +1,4 @@
-"""What each worker of an indexing run does: recognise files, embed new contents, and commit their vectors.
+"""Workers of an indexing run: they recognise files, embed new contents, and commit their vectors.
 
 Vectors are appended by the workers, under the fingerprint of the content. The run gets what the table of files holds, a
 few hundred bytes a video, once the vectors are committed.
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
     from allocembed.search.settings import IndexSettings
 
-READERS = 4  # threads that recognise files, which mostly wait for the disk
+FILE_READERS = 4  # threads that recognise files, which mostly wait for the disk
 
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """What became of a file."""
+    """The result of a file."""
 
     entry: FileEntry
     status: Literal["embedded", "known", "failed"]
     tokens: int = 0
     decoded: Any = None
-    """What a GPU has decoded since an earlier outcome of this worker: a tally of its decoders."""
+    """Tally of a GPU's decoders since an earlier outcome of this worker."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class IndexTask:
 
     def __call__(self, share: WorkerShare) -> IndexWorker:
         share.take()
-        if share.apart:
+        if share.separate:
             _ = self.index.embedder  # loaded now, and not for the first new content
         return IndexWorker(self.index, self.commit, share.commit_seconds, self.readers)
 
@@ -79,7 +79,7 @@ class IndexWorker:
     def work(self, items: Sequence[FileEntry], again: bool) -> Iterator[FileOutcome]:
         """One outcome for each file. The tables tell what is new, also `again`."""
         contents: dict[str, list[FileEntry]] = {}
-        for file, content in zip(items, map_ordered(_content_of, items, workers=READERS), strict=True):
+        for file, content in zip(items, map_ordered(_content_of, items, workers=FILE_READERS), strict=True):
             if isinstance(content, OSError):
                 yield FileOutcome(replace(file, error=cannot_read(content)), "failed")
             else:
@@ -150,7 +150,7 @@ def _content_of(file: FileEntry) -> str | OSError:
 
 
 def _outcomes(video: EmbeddedVideo, content: str, waiting: dict[str, list[FileEntry]]) -> Iterator[FileOutcome]:
-    """Those of all files with this content, which was embedded once."""
+    """Outcomes of all files with this content, which was embedded once."""
     for number, file in enumerate(waiting[content]):
         status = "failed" if video.error else "known" if number else "embedded"
         yield FileOutcome(video.entry(file, content), status, 0 if number else video.tokens)

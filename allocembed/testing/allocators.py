@@ -1,4 +1,4 @@
-"""What every allocator must do: inherit `AllocatorContract` and give the name that users write.
+"""The contract of allocators: inherit `AllocatorContract` and give the name that users write.
 
     class TestMine(AllocatorContract):
         @pytest.fixture
@@ -39,7 +39,7 @@ class AllocatorContract:
 
     @pytest.fixture
     def name(self) -> str:
-        """What users write behind --allocator."""
+        """The name that users write behind --allocator."""
         raise NotImplementedError("give a fixture `name`")
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""What every family of backbones must do: inherit `BackboneContract`, give a tiny checkpoint and its ordinary path.
+"""The contract of backbones: inherit `BackboneContract`, give a tiny checkpoint and its ordinary path.
 
     class TestMine(BackboneContract):
         @pytest.fixture(scope="class")
@@ -215,7 +215,7 @@ class BackboneContract(ABC):
         assert backbone.project(pooled).shape == (1, backbone.widths.vector) and backbone.dim == backbone.widths.vector
 
     def test_tower_output_can_be_shared_between_rows(self, backbone, question):
-        """What rollouts do: see each chunk once, gather its tokens into several rows."""
+        """Rollouts see each chunk once, and gather its tokens into several rows."""
         grids = [(1, 1), (3, 4), (2, 2)]
         item = video(backbone, grids, question)
         assert item.patches is not None

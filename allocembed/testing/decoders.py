@@ -1,4 +1,4 @@
-"""What every decoder must do, as tests to be inherited:
+"""The contract of decoders, as tests to be inherited:
 
     from allocembed.testing.decoders import DecoderContract
 
@@ -97,7 +97,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 @dataclass(frozen=True)
-class Everything:
+class DecodedFile:
     """All frames of a file, decoded from start to end."""
 
     frames: np.ndarray
@@ -105,13 +105,13 @@ class Everything:
 
 
 @lru_cache(maxsize=1)
-def decode_all(path: Path) -> Everything:
+def decode_all(path: Path) -> DecodedFile:
     """The frames (N, H, W, 3) and times (N,) that PyAV gives in order."""
     with open_video(path) as video:
         every = video.decoder.in_order(frozenset(range(FRAMES)))
         found = [(stamp, on_host(pixels)) for stamp, pixels in every if pixels is not None]
         stamps = np.array([stamp for stamp, _ in found])
-        return Everything(np.stack([pixels for _, pixels in found]), (stamps - stamps[0]) / video.table.tick_rate)
+        return DecodedFile(np.stack([pixels for _, pixels in found]), (stamps - stamps[0]) / video.table.tick_rate)
 
 
 class DecoderContract:

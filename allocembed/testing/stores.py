@@ -1,4 +1,4 @@
-"""What every `IndexStore` must do, as tests to be inherited:
+"""The contract of an `IndexStore`, as tests to be inherited:
 
     from allocembed.testing.stores import StoreContract
 
@@ -35,7 +35,7 @@ from allocembed.search.said.subtitles import Line
 from allocembed.search.said.words import words
 from allocembed.search.settings import IndexSettings
 from allocembed.search.store import (
-    LARGE,
+    LARGE_COLUMNS,
     STORES,
     EmbeddedSegment,
     IndexBusy,
@@ -104,7 +104,7 @@ def entry(path: str, video: str = "", **values: object) -> FileEntry:
 
 
 def meets(file: FileEntry, rule: Rule) -> bool:
-    """What a rule means."""
+    """The meaning of a rule."""
     value, limit = getattr(file, rule.column), rule.value
     if rule.operator == "starts with":
         return str(value).startswith(str(limit))
@@ -200,7 +200,7 @@ class StoreContract:
         made = {name_of(number): whole_and_windows(number, number) for number in (0, 3, 12)}
         store.add_videos(made.items())
         store = store_of(uri).open(uri)
-        for found in (store.segments(LARGE), store.segments_of([*made, name_of(99)], LARGE)):
+        for found in (store.segments(LARGE_COLUMNS), store.segments_of([*made, name_of(99)], LARGE_COLUMNS)):
             assert found.keys() == made.keys()
             for video, segments in made.items():
                 for one, two in zip(segments, found[video], strict=True):

@@ -1,4 +1,4 @@
-"""What an engine must do, whatever happens to its workers.
+"""The contract of an engine, whatever happens to its workers.
 
 A subclass gives a fixture with two workers:
 
@@ -25,7 +25,7 @@ import pytest
 from allocembed.errors import SearchError
 from allocembed.workers import Workers, WorkerShare
 
-PATIENCE = 30.0  # seconds in which an ended worker must be gone
+END_SECONDS = 30.0  # seconds in which an ended worker must be gone
 KILLS, KILLS_ONCE, FAILS, ENDS = 77, 78, 99, 55
 """Numbers that kill their worker always or once, that fail, and that end the run."""
 
@@ -45,7 +45,7 @@ class DoublingTask:
 
     folder: Path
     problem: str = ""
-    """What happens when it starts."""
+    """The trouble when it starts."""
 
     def __call__(self, share: WorkerShare) -> DoublingWorker:
         if self.problem == "ours":
@@ -85,7 +85,7 @@ class WorkersContract:
     """The tests. `workers` are two, unless an engine has one."""
 
     survives = True
-    """Whether a worker can die and the run go on. In this process nothing does."""
+    """Whether the run survives the death of a worker. In this process it does not."""
     same_machine = True
     """Whether the processes of the workers can be seen from here."""
 
@@ -102,7 +102,7 @@ class WorkersContract:
     def test_every_item_gets_one_result(self, workers: Workers, task: DoublingTask) -> None:
         results = list(workers.run(task, iter(range(100, 400)), DoublingWorker.give_up))
         assert sorted(results) == [(number, 2 * number) for number in range(100, 400)]
-        assert (str(os.getpid()) in _processes(task)) != workers.apart
+        assert (str(os.getpid()) in _processes(task)) != workers.separate
 
     def test_without_items_nothing_is_started(self, workers: Workers, task: DoublingTask) -> None:
         assert list(workers.run(task, iter([]), DoublingWorker.give_up)) == []
@@ -178,8 +178,8 @@ class WorkersContract:
     def test_leaving_the_block_ends_the_workers(self, workers: Workers, task: DoublingTask) -> None:
         with workers:
             list(workers.run(task, iter(range(100, 130)), DoublingWorker.give_up))
-        if workers.apart and self.same_machine:
-            deadline = time.monotonic() + PATIENCE
+        if workers.separate and self.same_machine:
+            deadline = time.monotonic() + END_SECONDS
             while alive := [name for name in _processes(task) if _is_alive(int(name))]:
                 assert time.monotonic() < deadline, f"{alive} are still there"
                 time.sleep(0.05)
@@ -188,7 +188,7 @@ class WorkersContract:
         share = pickle.loads(pickle.dumps(WorkerShare(2, 3, True)))
         assert share == WorkerShare(2, 3, True)
         made = list(workers.run(_ShareTask(), iter([0]), DoublingWorker.give_up))
-        assert made[0][1].cores >= 1 and made[0][1].workers >= 1 and made[0][1].apart == workers.apart
+        assert made[0][1].cores >= 1 and made[0][1].workers >= 1 and made[0][1].separate == workers.separate
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What reading a video gives, a `Clip` or a `VideoInfo`, and the limits on reading it."""
+"""Results of reading a video, a `Clip` or a `VideoInfo`, and the limits on reading it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from av.packet import Packet
 
 STEADY = 0.1  # spread of frame intervals, relative to their median, that still counts as a constant rate
-MOST_PIXELS = 2**31 - 1  # that FFmpeg can be told
+MOST_PIXELS = 2**31 - 1  # that FFmpeg accepts
 SEEK_BACK_SECONDS = (0, 2, 20)  # how much earlier to try when a container's seek lands past the target
 
 

@@ -21,11 +21,11 @@ from allocembed.video.packets import Demuxer, arrange
 
 PARSED = ("h264", "av1")  # FFmpeg looks into their packets to tell keyframes
 CODECS = (*PARSED, "hevc", "mpeg4")  # for others it changes lengths too
-LARGEST = (1 << 31) - 1  # FFmpeg takes longer frames for negative ones
+LARGEST_INT32 = (1 << 31) - 1  # FFmpeg takes longer frames for negative ones
 FARTHEST = 1 << 60  # byte or tick: sums do not overflow
 MOST_BOXES = 10_000
 MOST_BYTES = 1 << 28  # of a header: more than a hundred hours of film
-PROBES = 6  # entries of FFmpeg's own index to compare with: each gives up Python's lock twice
+PROBED_ENTRIES = 6  # entries of FFmpeg's own index to compare with: each gives up Python's lock twice
 EDITS = [np.dtype([("length", f">u{size}"), ("time", f">i{size}"), ("rate", ">u4")]) for size in (4, 8)]
 
 Boxes = dict[bytes, list[memoryview]]
@@ -38,7 +38,7 @@ class OddFile(Exception):  # noqa: N818 (caught inside the package)
 
 @dataclass(frozen=True)
 class Samples:
-    """What the header says of each of (N,) samples, in file order. Times are in ticks of the track."""
+    """The header's entries of (N,) samples, in file order. Times are in ticks of the track."""
 
     dts: np.ndarray
     delays: np.ndarray  # from decode to presentation time
@@ -95,13 +95,13 @@ def _read_samples(header: memoryview, track: int, total: int, rate: int, *, pars
     if b"stps" in boxes or any(box[4:8] == b"rap " for box in boxes[b"sbgp"]):
         raise OddFile
     lengths = _expand(_rows(_only(boxes, b"stts"), ">u4", 2), total)
-    if not total or lengths.max() > LARGEST:
+    if not total or lengths.max() > LARGEST_INT32:
         raise OddFile
     dts, delays, back = np.cumsum(lengths) - lengths, np.zeros(total, np.int64), 0
     if boxes[b"ctts"] and len(runs := _rows(_only(boxes, b"ctts"), ">i4", 2)):
         delays = _expand(runs, total)
         # FFmpeg moves decode times back if a delay is negative, and does not look at the last two.
-        back = min(LARGEST, -int(runs[:-2, 1].min(initial=0)))
+        back = min(LARGEST_INT32, -int(runs[:-2, 1].min(initial=0)))
     keys = np.full(total, not boxes[b"stss"])
     if boxes[b"stss"]:
         marks = _rows(_only(boxes, b"stss"), ">u4")[:, 0]
@@ -162,7 +162,7 @@ def _shift(samples: Samples, index: Any) -> int:
         raise OddFile
     shift = index[0].timestamp - int(samples.dts[0])
     first, last = int(shown[0]), int(shown[-1])
-    for sample in {*np.linspace(0, total - 1, PROBES, dtype=int).tolist(), first, last, max(0, first - 1)}:
+    for sample in {*np.linspace(0, total - 1, PROBED_ENTRIES, dtype=int).tolist(), first, last, max(0, first - 1)}:
         entry = index[sample]
         found = (entry.timestamp, entry.pos, entry.size, entry.is_keyframe, entry.is_discard)
         times = (samples.dts[sample] + shift, samples.starts[sample], samples.sizes[sample])

@@ -1,4 +1,4 @@
-"""Who does the work: this process, several, or a Ray cluster. Each engine is imported only when it is used."""
+"""Engines for the work: this process, several, or a Ray cluster. Each is imported only when it is used."""
 
 from allocembed.errors import ConfigError, did_you_mean
 from allocembed.plugins import Names
@@ -19,7 +19,7 @@ WORKERS = Names[type[Workers]](
 def find_workers(engine: str = "inline", options: WorkerOptions = WorkerOptions()) -> Workers:  # noqa: B008 (frozen)
     """The workers of an engine, by name. Options that name devices mean processes.
 
-    >>> find_workers().apart, find_workers("inline", WorkerOptions(devices="cpu,cpu")).apart
+    >>> find_workers().separate, find_workers("inline", WorkerOptions(devices="cpu,cpu")).separate
     (False, True)
     """
     if engine == "inline" and options.devices is not None:

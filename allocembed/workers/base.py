@@ -1,4 +1,4 @@
-"""Who does the work: the interface of an engine, in this process, in several, or on a cluster.
+"""The interface of an engine, which works in this process, in several, or on a cluster.
 
 The caller hands over a *task* and items, and gets one result for each item, in any order:
 
@@ -22,8 +22,8 @@ from typing import ClassVar, Protocol, Self, TypeVar
 from allocembed.errors import ConfigError
 from allocembed.threads import limit_cores
 
-SECONDS = 5.0  # the most work of all workers together that a kill undoes
-MOST_SECONDS = 60.0  # of one worker
+COMMIT_SECONDS = 5.0  # the most work of all workers together that a kill undoes
+MOST_COMMIT_SECONDS = 60.0  # of one worker
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """How many workers there are, and where."""
+    """The number of workers, and their places."""
 
     devices: str | None = None
     """Run one process per device on this machine: all for every GPU, or names such as cuda:0,cuda:1 or cpu,cpu."""
@@ -60,28 +60,28 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """What one worker may use."""
+    """The share of a machine that one worker may use."""
 
     cores: int
     workers: int
-    """How many workers there are."""
-    apart: bool
+    """The number of workers."""
+    separate: bool
     """Whether the worker has a process of its own. It then loads its model at once: no item may be blamed for a model
     that does not fit."""
 
     def take(self) -> None:
         """Limit a process of its own to its cores."""
-        if self.apart:
+        if self.separate:
             limit_cores(self.cores)
 
     @property
     def commit_seconds(self) -> float:
         """Seconds after which a worker commits what is finished. All share one table."""
-        return min(MOST_SECONDS, SECONDS * self.workers)
+        return min(MOST_COMMIT_SECONDS, COMMIT_SECONDS * self.workers)
 
 
 class Worker(Protocol[Item_contra, Result_co]):
-    """What a task makes in each worker."""
+    """The object that a task makes in each worker."""
 
     def work(self, items: Sequence[Item_contra], again: bool) -> Iterable[Result_co]:
         """One result for each item, in any order. Some of them may have been done before if they come `again`.
@@ -100,7 +100,7 @@ GiveUp = Callable[[Item, str], Result]
 class Workers(ABC):
     """Some workers. Leaving the `with` block ends them. They stay up between runs of an equal task."""
 
-    apart: ClassVar[bool] = True
+    separate: ClassVar[bool] = True
     """Whether the workers are other processes, so that this one needs no model."""
 
     def __init__(self, options: WorkerOptions) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from allocembed.workers.base import Worker
-from allocembed.workers.pool import Failure, NoStart, Ready, Report, Results
+from allocembed.workers.pool import ErrorReport, ReadyReport, ResultReport, StartFailure, WorkerReport
 
 
 class HostedWorker:
@@ -17,23 +17,23 @@ class HostedWorker:
         self.number = number
         self._worker: Worker[Any, Any] | None = None
 
-    def begin(self, pickled: bytes) -> Report:
+    def begin(self, pickled: bytes) -> WorkerReport:
         """Do a pickled task with its share. It may come twice, if the first report was lost."""
         try:
             if self._worker is None:
                 task, share = pickle.loads(pickled)
                 self._worker = task(share)
         except Exception as error:
-            return NoStart(self.number, _portable(error))
-        return Ready(self.number)
+            return StartFailure(self.number, _portable(error))
+        return ReadyReport(self.number)
 
-    def work(self, items: Sequence[Any], again: bool) -> Report:
+    def work(self, items: Sequence[Any], again: bool) -> WorkerReport:
         """Do a portion of work."""
         assert self._worker is not None
         try:
-            return Results(self.number, list(self._worker.work(items, again)))
+            return ResultReport(self.number, list(self._worker.work(items, again)))
         except Exception as error:
-            return Failure(self.number, _portable(error))
+            return ErrorReport(self.number, _portable(error))
 
     def is_there(self) -> None:
         """Answer, which a dead process does not."""

@@ -2,8 +2,8 @@
 
 A worker that dies is started again, and what it had not finished is handed out again. An item that kills its worker
 again and again is given up, alone: it gets a result that says so. Another one must not be given up in its place, so two
-causes are ruled out: a connection that broke, which the engine tells from a death, and a neighbour that used up the
-memory of the machine: an item has its last chance while nothing else is under way.
+causes are ruled out. The engine distinguishes a broken connection from a death. And an item has its last chance while
+nothing else runs, because a neighbour may have used up the memory of the machine.
 
 Memory of this process does not grow with the number of items.
 """
@@ -26,42 +26,42 @@ DIED = "the worker died {} times while it read this file; the file may be damage
 
 
 @dataclass(frozen=True)
-class Report:
-    """What an engine says about one of its workers."""
+class WorkerReport:
+    """News from an engine about one of its workers."""
 
     worker: int
 
 
-class Ready(Report):
+class ReadyReport(WorkerReport):
     """It has been started, and waits for work."""
 
 
 @dataclass(frozen=True)
-class NoStart(Report):
+class StartFailure(WorkerReport):
     """It could not be started, and will not be."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
-class Results(Report):
+class ResultReport(WorkerReport):
     """It has done its portion."""
 
     results: Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Failure(Report):
+class ErrorReport(WorkerReport):
     """Its portion raised an error; it waits for work."""
 
     error: Exception
 
 
-class Death(Report):
+class DeathReport(WorkerReport):
     """It died with its portion, and must be started again."""
 
 
-class LostAnswer(Report):
+class LostAnswerReport(WorkerReport):
     """The answer to its portion was lost, as when a connection breaks; it lives, and waits for work."""
 
 
@@ -85,7 +85,7 @@ class _Portion(Generic[Item]):
 class _WorkerState:
     ready: bool = False
     portion: _Portion[Any] | None = None
-    """What it works on."""
+    """The portion it works on."""
 
 
 class PooledWorkers(Workers):
@@ -116,7 +116,7 @@ class PooledWorkers(Workers):
         """Give a portion to a worker that waits for work."""
 
     @abstractmethod
-    def wait(self) -> Sequence[Report]:
+    def wait(self) -> Sequence[WorkerReport]:
         """Wait until there is anything to report."""
 
     @abstractmethod
@@ -161,7 +161,7 @@ class PooledWorkers(Workers):
         return any(state.portion for state in self._states.values())
 
     def _start_workers(self, most: int) -> None:
-        """Start as many workers as there are items that wait, if there may be so many."""
+        """Start a worker for each item that waits, up to the number that is allowed."""
         free = sum(not state.portion for state in self._states.values())
         others = [worker for worker in range(most) if worker not in self._states and worker not in self._useless]
         for worker in others[: max(0, len(self._backlog) - free)]:
@@ -185,31 +185,31 @@ class PooledWorkers(Workers):
         self._states[worker].portion = portion
         self.give(worker, portion.items, portion.again)
 
-    def _take(self, report: Report, give_up: GiveUp[Any, Result]) -> Sequence[Result]:
-        """What a report says about items: their results, if they have any now."""
+    def _take(self, report: WorkerReport, give_up: GiveUp[Any, Result]) -> Sequence[Result]:
+        """Take a report; return the results of items that it completes."""
         state = self._states[report.worker]
         portion, state.portion = state.portion, None
         match report:
-            case Ready():
+            case ReadyReport():
                 state.ready = True
-            case NoStart():
+            case StartFailure():
                 self._without(report.worker, report.error)
-            case Results():
+            case ResultReport():
                 return report.results
-            case Failure():
+            case ErrorReport():
                 if isinstance(report.error, AllocEmbedError):
                     raise report.error
                 return self._blame(portion, f"it cannot be read ({_brief(report.error)})", give_up)
-            case Death():
+            case DeathReport():
                 state.ready = False
                 self.start(report.worker, self._task)
                 return self._blame(portion, DIED.format(ATTEMPTS), give_up)
-            case LostAnswer():
+            case LostAnswerReport():
                 return self._lost(portion, give_up)
         return ()
 
     def _without(self, worker: int, error: Exception) -> None:
-        """Go on without a worker that could not be started."""
+        """Continue without a worker that could not be started."""
         if isinstance(error, AllocEmbedError):
             raise error
         self.end(worker)

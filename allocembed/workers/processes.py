@@ -19,10 +19,10 @@ from allocembed.errors import ConfigError
 from allocembed.threads import core_count
 from allocembed.workers.base import Task, WorkerOptions, WorkerShare
 from allocembed.workers.hosted import HostedWorker
-from allocembed.workers.pool import Death, NoStart, PooledWorkers, Report
+from allocembed.workers.pool import DeathReport, PooledWorkers, StartFailure, WorkerReport
 
 GPU = "cuda"
-PATIENCE = 10.0  # seconds in which the system ends a process
+END_SECONDS = 10.0  # seconds in which the system ends a process
 
 
 class ProcessWorkers(PooledWorkers):
@@ -39,23 +39,23 @@ class ProcessWorkers(PooledWorkers):
         return len(self.devices)
 
     def start(self, worker: int, task: Task[Any, Any]) -> None:
-        share = WorkerShare(max(1, core_count() // len(self.devices)), len(self.devices), self.apart)
+        share = WorkerShare(max(1, core_count() // len(self.devices)), len(self.devices), self.separate)
         self._processes[worker] = _Process(worker, environment_for(self.devices[worker]), pickle.dumps((task, share)))
 
     def give(self, worker: int, items: Sequence[Any], again: bool) -> None:
         with suppress(OSError):  # the process has just died, which `wait` notices
             self._processes[worker].line.send((items, again))
 
-    def wait(self) -> Sequence[Report]:
+    def wait(self) -> Sequence[WorkerReport]:
         lines: dict[Any, int] = {process.line: worker for worker, process in self._processes.items()}
         return [self._hear(lines[line]) for line in wait(list(lines))]
 
-    def _hear(self, worker: int) -> Report:
+    def _hear(self, worker: int) -> WorkerReport:
         process = self._processes[worker]
         try:
             report = process.line.recv()
         except (EOFError, OSError):
-            report = Death(worker) if process.ready else NoStart(worker, RuntimeError("the process died"))
+            report = DeathReport(worker) if process.ready else StartFailure(worker, RuntimeError("the process died"))
             process.end()
         process.ready = True
         return report
@@ -80,7 +80,7 @@ class _Process:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.join(PATIENCE)
+        self._process.join(END_SECONDS)
         self.line.close()
 
 

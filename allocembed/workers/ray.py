@@ -17,14 +17,21 @@ from typing import Any
 from allocembed.errors import ConfigError, MissingDependency
 from allocembed.workers.base import Task, WorkerOptions, WorkerShare
 from allocembed.workers.hosted import HostedWorker
-from allocembed.workers.pool import Death, Failure, LostAnswer, NoStart, PooledWorkers, Report
+from allocembed.workers.pool import (
+    DeathReport,
+    ErrorReport,
+    LostAnswerReport,
+    PooledWorkers,
+    StartFailure,
+    WorkerReport,
+)
 
 logger = logging.getLogger("allocembed")
 
 STORE_BYTES = 128 * 2**20  # Ray's shared memory on this machine: only a few hundred bytes of each video travel
-QUESTIONS = 200  # to an actor that does not answer, before it counts as dead
-PAUSE = 1.0  # seconds between them
-PATIENCE = 60.0  # seconds after which a line says what workers may be waiting for
+MOST_QUESTIONS = 200  # to an actor that does not answer, before it counts as dead
+PAUSE_SECONDS = 1.0  # seconds between them
+START_SECONDS = 60.0  # seconds after which a line says what workers may be waiting for
 
 
 @dataclass(eq=False)
@@ -33,9 +40,9 @@ class _Actor:
     begun_with: bytes
     """The pickled task."""
     answer: Any = None
-    """What is waited for; None while the actor has nothing to do."""
+    """The answer that is waited for; None while the actor has nothing to do."""
     method: str = ""
-    """What was asked last."""
+    """The method called last."""
     questions: int = 0
     """How often it was asked in vain whether it is there."""
 
@@ -50,9 +57,9 @@ class RayWorkers(PooledWorkers):
         self._ray: Any = None
         self._ours = False
         """Whether this object has connected to the cluster, and not the program."""
-        self._share = WorkerShare(0, 0, self.apart)
+        self._share = WorkerShare(0, 0, self.separate)
         self._needs: dict[str, float] = {}
-        """What each actor needs, in Ray's words."""
+        """Resources that each actor needs, in Ray's words."""
         self._actors: dict[int, _Actor] = {}
         self._explain_at: float | None = None
 
@@ -64,7 +71,7 @@ class RayWorkers(PooledWorkers):
                 _connect(self._ray, address)
                 self._ours = True
             self._share, self._needs = _share_out(self._ray, self.options)
-        self._explain_at = time.monotonic() + PATIENCE
+        self._explain_at = time.monotonic() + START_SECONDS
         return self._share.workers
 
     def close(self) -> None:
@@ -87,7 +94,7 @@ class RayWorkers(PooledWorkers):
         actor = self._actors[worker]
         actor.method, actor.answer = method, getattr(actor.handle, method).remote(*arguments)
 
-    def wait(self) -> Sequence[Report]:
+    def wait(self) -> Sequence[WorkerReport]:
         while True:
             answers = {actor.answer: worker for worker, actor in self._actors.items() if actor.answer is not None}
             left = None if self._explain_at is None else max(0.0, self._explain_at - time.monotonic())
@@ -97,8 +104,8 @@ class RayWorkers(PooledWorkers):
             elif report := self._hear(answers[ready[0]]):
                 return [report]
 
-    def _hear(self, worker: int) -> Report | None:
-        """What the answer of an actor says; None if it must be asked again."""
+    def _hear(self, worker: int) -> WorkerReport | None:
+        """Read the answer of an actor; None if it must be asked again."""
         actor, errors = self._actors[worker], self._ray.exceptions
         answer, actor.answer = actor.answer, None
         try:
@@ -106,19 +113,19 @@ class RayWorkers(PooledWorkers):
         except errors.RayActorError as error:
             return self._unanswered(worker, error)
         except errors.RayError as error:  # such as one of its own memory
-            return Failure(worker, error) if actor.method == "work" else NoStart(worker, error)
+            return ErrorReport(worker, error) if actor.method == "work" else StartFailure(worker, error)
         actor.questions = 0
-        return report or LostAnswer(worker)
+        return report or LostAnswerReport(worker)
 
-    def _unanswered(self, worker: int, error: Exception) -> Report | None:
+    def _unanswered(self, worker: int, error: Exception) -> WorkerReport | None:
         """A worker whose connection broke may live: it is asked until Ray knows."""
         actor = self._actors[worker]
-        if isinstance(error, self._ray.exceptions.ActorUnavailableError) and actor.questions < QUESTIONS:
-            time.sleep(PAUSE if actor.questions else 0)
+        if isinstance(error, self._ray.exceptions.ActorUnavailableError) and actor.questions < MOST_QUESTIONS:
+            time.sleep(PAUSE_SECONDS if actor.questions else 0)
             actor.questions += 1
             self._ask(worker, *(["begin", actor.begun_with] if actor.method == "begin" else ["is_there"]))
             return None
-        return NoStart(worker, error) if actor.method == "begin" else Death(worker)
+        return StartFailure(worker, error) if actor.method == "begin" else DeathReport(worker)
 
     def end(self, worker: int) -> None:
         self._ray.kill(self._actors.pop(worker).handle)
@@ -132,14 +139,14 @@ class RayWorkers(PooledWorkers):
             needed = f"{self._needs['num_cpus']:g} CPUs and {self._needs['num_gpus']:g} GPUs"
             left = f"{free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs"
             logger.warning(
-                f"{starting} of {self._share.workers} workers are not ready after {PATIENCE:g} s: each needs {needed}, "
-                f"and {left} of the cluster are free; if no model is being loaded, end other programs there, or lower "
-                "--workers or --gpus-per-worker"
+                f"{starting} of {self._share.workers} workers are not ready after {START_SECONDS:g} s: each needs "
+                f"{needed}, and {left} of the cluster are free; if no model is being loaded, end other programs there, "
+                "or lower --workers or --gpus-per-worker"
             )
 
 
 def _import_ray(*, local: bool) -> Any:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray reports home unless it is told not to
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # otherwise Ray reports home
     if local:
         # Ray's name for a cluster that listens on the loopback address only.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -180,4 +187,4 @@ def _share_out(ray: Any, options: WorkerOptions) -> tuple[WorkerShare, dict[str,
         rich = [node for node in named if node.get("GPU", 0.0) >= each]
         share = min([share, *(node.get("CPU", 1.0) / int(node["GPU"] / each) for node in rich)])
     needs = {"num_cpus": float(int(share)) if share >= 1 else share, "num_gpus": each}
-    return WorkerShare(max(1, int(share)), workers, apart=True), needs
+    return WorkerShare(max(1, int(share)), workers, separate=True), needs

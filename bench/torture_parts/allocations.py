@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from allocembed.budget import LARGEST, grids_at, project
+from allocembed.budget import LARGEST_BUDGET, grids_at, project
 from torture_parts.common import Outcome, Settings
 
 FULL = 1_000_000
@@ -29,7 +29,7 @@ def attack(outcome: Outcome, random: np.random.Generator, rows: int) -> None:
     smallest = np.where(valid, grids_at(np.full(scales.shape, low), native).prod(-1), 0).sum(-1)
     largest = np.where(valid, grids_at(np.full(scales.shape, high), native).prod(-1), 0).sum(-1)
     between = smallest + (random.random(rows) * (largest - smallest)).astype(np.int64)
-    choices = np.stack([smallest, smallest + 1, between, between, np.full(rows, LARGEST)])
+    choices = np.stack([smallest, smallest + 1, between, between, np.full(rows, LARGEST_BUDGET)])
     budget = choices[random.integers(len(choices), size=rows), np.arange(rows)]
     grow = bool(random.integers(2))
     outcome.runs += rows

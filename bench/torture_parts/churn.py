@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 Held = str | tuple[str, list[tuple[float, str]], np.ndarray]
-"""What an index holds of a file: content, lines and vectors; or that it failed."""
+"""Content, lines and vectors that an index holds of a file; or that it failed."""
 
 
 class Churn:
@@ -123,7 +123,7 @@ class Churn:
 
 
 def contents(place: Path) -> dict[str, Held]:
-    """What an index holds for each path: content, lines and vectors; or that it failed."""
+    """Content, lines and vectors that an index holds for each path; or that it failed."""
     from allocembed.search import VideoIndex
     from allocembed.search.store import exists
 

@@ -1,4 +1,4 @@
-"""What the parts share: the outcome of a part, processes that run commands, small videos, vectors of an index."""
+"""Tools of all parts: the outcome of a part, processes that run commands, small videos, vectors of an index."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Settings:
 
 @dataclass
 class Outcome:
-    """What one part did and what went wrong."""
+    """Attempts of one part, and its faults."""
 
     part: str
     runs: int = 0

@@ -27,7 +27,7 @@ from allocembed.policy.scale_policy import PolicyConfig, ScalePolicy
 from torture_parts.common import Outcome, Settings
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-MOST = 10_000  # operations that a task may have
+MOST_OPERATIONS = 10_000  # operations that a task may have
 
 
 class FailingDisk:
@@ -148,7 +148,7 @@ def attack(outcome: Outcome, folder: Path, name: str, task: Task, fresh: bool, c
     """Fail the first operation, then the second, and so on, over no file or over an old one."""
     new = _written(folder / "new", task, 2)
     old = {} if fresh else _written(folder / "old", task, 1)
-    for number in range(1, MOST):
+    for number in range(1, MOST_OPERATIONS):
         place = folder / str(number)
         if not fresh:
             task(place, 1)
@@ -179,7 +179,7 @@ def attack(outcome: Outcome, folder: Path, name: str, task: Task, fresh: bool, c
         task(place, 2)
         if _read(place) != new:
             outcome.fault("lost", f"{what}: the next run does not repair it")
-    outcome.fault("hangs", f"{name}: no end after {MOST} operations")
+    outcome.fault("hangs", f"{name}: no end after {MOST_OPERATIONS} operations")
 
 
 def _written(folder: Path, task: Task, version: int) -> dict[str, bytes]:

@@ -122,7 +122,7 @@ def kill_index(victim: Victim, folder: Path, model: Path, kills: int) -> None:
 
 
 def kill_train(victim: Victim, folder: Path, model: Path, kills: int) -> None:
-    from allocembed.rdpo.checkpoint import FILE, read_state
+    from allocembed.rdpo.checkpoint import STATE_FILE, read_state
 
     nano = save_nano(folder / "nano")
 
@@ -146,13 +146,13 @@ def kill_train(victim: Victim, folder: Path, model: Path, kills: int) -> None:
         file, reached = config(out), [0]
 
         def look(out: Path = out, reached: list[int] = reached) -> None:
-            step = read_state(out / "state")["progress"]["step"] if (out / "state" / FILE).exists() else 0
+            step = read_state(out / "state")["progress"]["step"] if (out / "state" / STATE_FILE).exists() else 0
             if step < reached[-1]:
                 victim.outcome.fault("lost", f"train: step {reached[-1]} was saved, the state is at {step}")
             reached.append(step)
 
         def words(file: Path = file, out: Path = out) -> tuple[object, ...]:
-            begun = (out / "state" / FILE).exists()
+            begun = (out / "state" / STATE_FILE).exists()
             if not begun:
                 shutil.rmtree(out, ignore_errors=True)  # nothing was saved yet
             return ("train", file, *(["--resume"] if begun else []))

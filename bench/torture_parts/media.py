@@ -160,7 +160,7 @@ def index(outcome: Outcome, nursery: Nursery, folder: Path, model: Path, healthy
 
 
 def check_said(outcome: Outcome, nursery: Nursery, place: Path, source: random.Random, what: str) -> None:
-    """What is said in each healthy video is found, and `search --said` finds one of them without a model."""
+    """Find the lines of each healthy video, and one of them with `search --said`, without a model."""
     from allocembed.search import VideoIndex
 
     index = VideoIndex.open(str(place))

@@ -22,7 +22,7 @@ import allocembed.execution.stream  # noqa: F401
 from allocembed.cli import main as cli
 
 GATES = ("looked", "create", "add")
-PATIENCE = 8.0  # seconds that a child waits at a gate at most
+GATE_SECONDS = 8.0  # seconds that a child waits at a gate at most
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def build_gates(folder: Path) -> None:
 
     def stop(name: str) -> None:
         (folder / f"{name}.arrived").touch()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + GATE_SECONDS
         while not (folder / f"{name}.go").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
 

@@ -1,4 +1,4 @@
-"""What the official code needs around it on a machine without CUDA, and what the recipes share.
+"""The environment of the official code on a machine without CUDA, and tools of all recipes.
 
 Import this before transformers. Three substitutes, none of which touches a number:
 

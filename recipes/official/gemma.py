@@ -52,7 +52,7 @@ class Recorder:
 
     @torch.no_grad()
     def run(self, case: Case, folder: Path) -> dict[str, Any]:
-        """What the official code returned for a case."""
+        """Output of the official code for a case."""
         text = case.get("text", case.get("question")) or ""
         prompt = case.get("instruction", DOCUMENT)
         indices = None

@@ -75,7 +75,7 @@ class Recorder:
         self.embedder.base.model.rotary_emb.register_forward_pre_hook(keep_positions)
 
     def run(self, case: Case) -> dict[str, Any]:
-        """What the official code returned for a case."""
+        """Output of the official code for a case."""
         self.seen.clear()
         text = official.make_text(case["long"]) if "long" in case else case.get("text", case.get("question"))
         image = None

@@ -5,7 +5,7 @@
 Needs an environment of its own: requirements-qwen3.txt. `environment.py` says what stands in for torchvision's
 operators. Processor, chat template and model are the library's own, in float32 on a CPU, one input at a time; the
 vector is the last state, of length one. With transformers 5 the fixture gets the name of that rule of positions.
-The processor is told the rate of the frames: 2 a second for a list, that of the file for a file, which is read whole.
+The processor gets the rate of the frames: 2 a second for a list, that of the file for a file, which is read whole.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Recorder:
 
     @torch.no_grad()
     def run(self, case: Case, folder: Path) -> dict[str, Any]:
-        """What the library returned for a case."""
+        """Vector and inputs that the library returned for a case."""
         inputs = self.process(case, folder)
         self.positions = None
         result: dict[str, Any] = {"ids": official.summarise_ids(inputs["input_ids"][0].numpy())}

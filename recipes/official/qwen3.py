@@ -58,7 +58,7 @@ class Recorder:
         self.embedder.model.language_model.register_forward_pre_hook(keep_positions, with_kwargs=True)
 
     def run(self, case: Case, folder: Path) -> dict[str, Any]:
-        """What the official code returned for a case, or the error that it raised."""
+        """Output of the official code for a case, or the error that it raised."""
         self.seen.clear()
         self.embedder.max_length = case.get("max_length", 8192)
         self.embedder.max_frames = case["count"] if case.get("source") == "list" else 64
@@ -89,7 +89,7 @@ class Recorder:
         return request
 
     def describe(self, case: Case, vector: torch.Tensor) -> dict[str, Any]:
-        """What is kept of the inputs that the official processor made, and the vector."""
+        """The recorded parts of the official processor's inputs, and the vector."""
         inputs = self.seen["inputs"]
         ids = inputs["input_ids"][0].numpy()
         prompt = self.embedder.processor.tokenizer.decode(ids)

@@ -36,7 +36,7 @@ PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy")
 
 
 class Engine:
-    """What vLLM does with a prompt before the model runs."""
+    """The part of vLLM that handles a prompt before the model runs."""
 
     def __init__(self, folder: Path, cls: type) -> None:
         overrides = {"architectures": [ARCHITECTURE]} if cls is VLM2Vec else {}

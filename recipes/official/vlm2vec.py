@@ -175,7 +175,7 @@ class Recorder:
     def describe(
         self, case: Case, inputs: Any, vector: torch.Tensor | None, indices: list[int] | None
     ) -> dict[str, Any]:
-        """What is kept of the inputs that the official processor made, and the vector."""
+        """The recorded parts of the official processor's inputs, and the vector."""
         ids = inputs["input_ids"][0].numpy()
         result: dict[str, Any] = {"ids": official.summarise_ids(ids)}
         if "long" not in case and "source" not in case:

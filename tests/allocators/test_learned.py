@@ -119,9 +119,9 @@ def test_no_instruction_changes_an_allocation_and_a_question_does():
     timelines = world.draw(1, [5], "short", "train", orientation="landscape")
     frames = world.render(timelines, np.linspace(0, 1, 24))[0].permute(0, 2, 3, 1).numpy()
     plain = embedder.encode_video(frames)
-    told = [embedder.encode_video(frames, instruction=text) for text in INSTRUCTIONS]
-    assert [each.allocation for each in told] == [plain.allocation] * 10
-    moved = [np.abs(each.vector - plain.vector).max() > 1e-3 for each in told]
+    instructed = [embedder.encode_video(frames, instruction=text) for text in INSTRUCTIONS]
+    assert [each.allocation for each in instructed] == [plain.allocation] * 10
+    moved = [np.abs(each.vector - plain.vector).max() > 1e-3 for each in instructed]
     assert sum(moved) == 9, "all but the model's own default reach the backbone"
     assert embedder.encode_video(frames, "What colour is the circle?").allocation != plain.allocation
 

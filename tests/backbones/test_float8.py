@@ -10,7 +10,14 @@ from torch import nn
 
 from allocembed.backbones import float8
 from allocembed.backbones.devices import check_float8, pick_dtype
-from allocembed.backbones.float8 import LARGEST, LEAST, Float8Linear, SharedInput, round_linears, round_rows
+from allocembed.backbones.float8 import (
+    LARGEST_FLOAT8,
+    LEAST_ROW_MAXIMUM,
+    Float8Linear,
+    SharedInput,
+    round_linears,
+    round_rows,
+)
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.text_half import load_text_half
 from allocembed.config import EmbedConfig
@@ -103,8 +110,8 @@ def test_a_rounded_number_is_within_half_a_step_of_three_bits(dtype):
     error = (rounded.double() * scale - rows.double()).abs()
     # Three bits after the leading one; the smallest numbers have a fixed step of 2^-9.
     assert (error <= 2**-4 * rows.double().abs() + 2**-10 * scale + 1e-30).all()
-    assert torch.equal(rounded.float().abs().amax(1)[[0, 2, 3, 4]], torch.full((4,), LARGEST))
-    assert not rounded[1].float().any() and scale[1] == torch.tensor(LEAST) / LARGEST
+    assert torch.equal(rounded.float().abs().amax(1)[[0, 2, 3, 4]], torch.full((4,), LARGEST_FLOAT8))
+    assert not rounded[1].float().any() and scale[1] == torch.tensor(LEAST_ROW_MAXIMUM) / LARGEST_FLOAT8
 
 
 @on_cpu
@@ -243,17 +250,17 @@ def test_a_compiled_model_needs_one_graph_and_rounds_the_same():
     assert sum(name == "amax" for name in called) == 2  # for the three that share, and for the last
 
 
-def test_a_cpu_and_an_older_card_are_refused_in_a_line(monkeypatch, qwen3_folder):
+def test_a_cpu_and_an_older_gpu_are_refused_in_a_line(monkeypatch, qwen3_folder):
     with pytest.raises(BackboneError, match=r"^cannot use float8: .* on a CPU; use --dtype bfloat16$"):
         load_backbone(qwen3_folder, device="cpu", dtype="float8")
-    card = torch.device("cuda")
+    gpu = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(BackboneError, match=r"^cannot use float8: .*NVIDIA A100 has 8\.0; use --dtype bfloat16$"):
-        check_float8(card)
+        check_float8(gpu)
     for capability in ((8, 9), (9, 0), (12, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert pick_dtype("float8", card) == torch.bfloat16
+        assert pick_dtype("float8", gpu) == torch.bfloat16
 
 
 def test_the_command_line_takes_it_and_says_where_it_cannot_run(tmp_path, qwen3_folder):
@@ -277,7 +284,7 @@ def test_a_config_keeps_it_and_an_index_does_not(qwen3_folder):
 BY_INTERPRETER = """
 import torch
 from allocembed.backbones import float8_kernel
-from allocembed.backbones.float8 import FORMAT, LARGEST, LEAST, round_rows
+from allocembed.backbones.float8 import FORMAT, LARGEST_FLOAT8, LEAST_ROW_MAXIMUM, round_rows
 
 for dtype in (torch.bfloat16, torch.float32):
     for width in (16, 144, 1104):
@@ -286,7 +293,7 @@ for dtype in (torch.bfloat16, torch.float32):
         for each in (rows, torch.cat([rows, rows], 1)[:, :width], rows[:1], rows[:0]):
             assert float8_kernel.fits(each)
             # Not yet in float8: the interpreter forgets to carry where a number is rounded up to a power of two.
-            levels, scale = float8_kernel.round_rows(each, torch.float32, LARGEST, LEAST)
+            levels, scale = float8_kernel.round_rows(each, torch.float32, LARGEST_FLOAT8, LEAST_ROW_MAXIMUM)
             wanted, scales = round_rows(each)
             assert torch.equal(scale, scales) and torch.equal(levels.to(FORMAT).float(), wanted.float()), (dtype, width)
 assert not float8_kernel.fits(rows.t())

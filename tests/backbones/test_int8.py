@@ -5,8 +5,8 @@ import pickle
 import pytest
 import torch
 
-from allocembed.backbones.devices import LARGE, computes_bfloat16, pick_dtype, weight_bytes
-from allocembed.backbones.int8 import BLOCK, Int8Linear, round_linears
+from allocembed.backbones.devices import LARGE_MODEL_BYTES, computes_bfloat16, pick_dtype, weight_bytes
+from allocembed.backbones.int8 import BLOCK_ROWS, Int8Linear, round_linears
 from allocembed.backbones.loading import load_backbone
 from allocembed.backbones.text_half import load_text_half
 from allocembed.errors import BackboneError
@@ -68,7 +68,7 @@ def test_a_sentence_is_embedded_by_the_whole_model(qwen3_folder):
 def test_the_format_that_is_chosen():
     half = torch.bfloat16 if computes_bfloat16() else torch.float32
     assert pick_dtype("auto", CPU) == torch.float32
-    assert pick_dtype("auto", CPU, LARGE + 1) == half == pick_dtype("int8", CPU)
+    assert pick_dtype("auto", CPU, LARGE_MODEL_BYTES + 1) == half == pick_dtype("int8", CPU)
     assert pick_dtype("auto", torch.device("cuda")) == torch.bfloat16
     with pytest.raises(BackboneError, match="int8 is for CPUs"):
         pick_dtype("int8", torch.device("cuda"))
@@ -90,7 +90,7 @@ def test_a_compiled_layer_is_one_graph_for_all_numbers_of_tokens():
     compiled = torch.compile(lambda hidden: layer(hidden), dynamic=True, fullgraph=True)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    for count in (5, BLOCK, BLOCK + 1, 3 * BLOCK):
+    for count in (5, BLOCK_ROWS, BLOCK_ROWS + 1, 3 * BLOCK_ROWS):
         hidden = torch.randn(count, 32)
         assert torch.allclose(compiled(hidden), layer(hidden), atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

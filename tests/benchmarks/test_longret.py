@@ -91,7 +91,7 @@ def write_vript(root: Path) -> Path:
 
 
 def zip_vript(unpacked: Path, root: Path) -> Path:
-    """The same as downloaded, beside what a broader pattern fetches."""
+    """Vript's files zipped as downloaded, beside those that a broader pattern fetches."""
     for folder in ("vript_captions", "vript_long_videos", "vript_long_videos_clips", "vript_short_videos"):
         (root / folder).mkdir(parents=True)
     with zipfile.ZipFile(root / "vript_captions" / "vript_long_videos_captions.zip", "w") as archive:

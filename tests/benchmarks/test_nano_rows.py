@@ -1,4 +1,4 @@
-"""What `recipes/nano_rows.py` trains is what the backbones compute later."""
+"""Rows that `recipes/nano_rows.py` trains are those that the backbones compute later."""
 
 from pathlib import Path
 

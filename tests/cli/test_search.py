@@ -131,7 +131,7 @@ def test_search_says_what_a_score_means(place, tmp_path, config):
     assert [hit["match"] for hit in hits] == words and set(words) <= {"strong", "likely", "weak"}
     shown = run("search", tmp_path / "index", "a dog")
     assert [line.split()[1] for line in shown.stdout.splitlines()[1:]] == words
-    assert ("they are only the nearest" in shown.stderr) == (set(words) == {"weak"})
+    assert ("these are the closest" in shown.stderr) == (set(words) == {"weak"})
 
 
 def test_search_by_example_cuts_the_moments_out(place, tmp_path):

@@ -55,7 +55,7 @@ def alone(embeds, files) -> list[np.ndarray | None]:
 def test_vectors_are_what_they_are_alone_bit_for_bit(embeds, files, alone, batch, workers, large, monkeypatch):
     before = torch.get_num_threads()
     if large:  # prepared in threads, embedded by the caller
-        monkeypatch.setattr(stream, "SMALL", 0)
+        monkeypatch.setattr(stream, "SMALL_MODEL_PARAMETERS", 0)
         torch.set_num_threads(1)  # as many as each video has where several go side by side
     try:
         results = list(embeds.stream(files, "what?", batch=batch, workers=workers))
@@ -87,7 +87,7 @@ def test_a_compiled_backbone_reads_in_one_thread(qwen3_folder, files, monkeypatc
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_no_more_than_twice_the_batch_and_what_workers_hold_is_read_ahead(embeds, monkeypatch, large):
     if large:
-        monkeypatch.setattr(stream, "SMALL", 0)
+        monkeypatch.setattr(stream, "SMALL_MODEL_PARAMETERS", 0)
     frames = np.stack([picture(index) for index in range(4)])
     opened, embedded, begun, done, ahead = embeds.open, embeds.backbone.embed, [], [], []
 
@@ -110,7 +110,7 @@ def test_no_more_than_twice_the_batch_and_what_workers_hold_is_read_ahead(embeds
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_leaving_early_ends_the_work_and_its_threads(embeds, files, monkeypatch, large):
     if large:
-        monkeypatch.setattr(stream, "SMALL", 0)
+        monkeypatch.setattr(stream, "SMALL_MODEL_PARAMETERS", 0)
     threads = threading.active_count()
     results = embeds.stream(files * 3, batch=2)
     assert next(results).source == str(files[0])
@@ -171,7 +171,7 @@ def test_the_way_over_a_gpu_does_the_same_in_packed_batches(qwen3_folder, files,
     embeds = AllocEmbed.from_pretrained(qwen3_folder, allocator, device="cpu", candidates=8)
     good = [file for file in files if file.stem != "broken"]
     expected = [embeds.encode_video(file) for file in good]
-    monkeypatch.setattr(stream, "SMALL", 0)
+    monkeypatch.setattr(stream, "SMALL_MODEL_PARAMETERS", 0)
     monkeypatch.setattr(QwenVLBackbone, "packs", True)
     found = list(embeds.stream(good, batch=4, workers=2))
     assert [one.allocation for one in found] == [one.allocation for one in expected]
@@ -182,7 +182,7 @@ def test_the_way_over_a_gpu_does_the_same_in_packed_batches(qwen3_folder, files,
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("packs", [True, False])
 def test_a_job_may_have_many_pieces_or_fail_after_some(embeds, monkeypatch, ordered, packs):
-    monkeypatch.setattr(stream, "SMALL", 0)
+    monkeypatch.setattr(stream, "SMALL_MODEL_PARAMETERS", 0)
     monkeypatch.setattr(QwenVLBackbone, "packs", packs)
 
     def prepare(job: int, worker):
@@ -205,7 +205,7 @@ def test_a_job_may_have_many_pieces_or_fail_after_some(embeds, monkeypatch, orde
 
 def test_many_failures_behind_a_waiting_piece_do_not_block(embeds, monkeypatch):
     """Ended jobs may hold every place while a batch is not full."""
-    monkeypatch.setattr(stream, "SMALL", 0)
+    monkeypatch.setattr(stream, "SMALL_MODEL_PARAMETERS", 0)
     monkeypatch.setattr(QwenVLBackbone, "packs", True)
 
     def prepare(job: int, worker):

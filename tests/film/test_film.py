@@ -37,7 +37,7 @@ def make_allocation(frames=((0, 1), (2, 3), (4, 5))) -> Allocation:
 
 
 def allocate(method: str, clip: Clip, budget: str, geometry: Geometry = GEOMETRY) -> Allocation:
-    """What a method gives a clip, which has the native grid 3 × 4 if it is 96 × 128 pixels large."""
+    """A method's allocation of a clip, which has the native grid 3 × 4 if it is 96 × 128 pixels large."""
     allocator, spent = load_allocator(method), Budget.parse(budget)
     request = AllocationRequest(geometry, spent, allocator.scale_range)
     return allocate_clip(clip, allocator.plan(clip, request), request)
@@ -137,7 +137,7 @@ def test_dropped_frames_are_dim_and_grey_in_the_picture(tmp_path):
 
 def test_dropped_frames_are_named_on_the_page(tmp_path):
     page = saved_html(tmp_path, make_clip(), make_allocation(frames=((0, 5),)))
-    assert page.count('class="card of1 dropped"') == 4
+    assert page.count('class="tile of1 dropped"') == 4
     assert page.count('id="chunk-0"') == 1
     assert "4 of 6 frames are left out" in page
 
@@ -164,7 +164,7 @@ def test_an_odd_last_frame_is_shown_once(tmp_path):
     clip = make_clip(3)
     page = saved_html(tmp_path, clip, make_allocation(frames=((0, 1), (2, 2))))
     assert page.count("<time>") == 3
-    assert page.count('class="card of1"') == 1
+    assert page.count('class="tile of1"') == 1
 
 
 def test_the_page_asks_nothing_of_a_network(tmp_path):

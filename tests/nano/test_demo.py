@@ -23,7 +23,7 @@ def small_videos(monkeypatch):
 
 
 def show(out: Path, backbone: str | Path, videos: int) -> tuple[str, list[demo.DemoAnswer]]:
-    """What the demo prints, and its searches."""
+    """The output of the demo, and its searches."""
     printed = io.StringIO()
     console = Console(file=printed, width=100)
     answers = demo.run_demo(out, str(backbone), videos=videos, sample=2, device="cpu", console=console)

@@ -84,13 +84,13 @@ def test_chunks_with_an_event_get_more_tokens_than_the_others(in_pairs):
 def test_a_question_moves_tokens_to_the_chunks_it_is_about(in_pairs):
     videos = nanoret.draw_videos("qa", limit=24, seed=11)
     embedder = AllocEmbed(in_pairs)
-    told, untold = [], []
+    with_question, without = [], []
     clips = nanoret.clips_of(videos, range(24), [24])[24]
     for number, (clip, question) in enumerate(zip(clips, nanoret.questions(videos), strict=True)):
         seen = world.events_at(videos.timelines.select(np.array([number])), clip.indices / (nanoret.NOMINAL_FRAMES - 1))
         asked = (seen[0] == question.event).reshape(-1, 2).any(1)
-        for text, tokens in ((question.text, told), (None, untold)):
+        for text, tokens in ((question.text, with_question), (None, without)):
             allocation = allocated(embedder, clip, text)
             assert allocation.cost <= allocation.budget
             tokens += [grid.tokens for grid, wanted in zip(allocation.grids, asked, strict=True) if wanted]
-    assert np.mean(told) > 1.5 * np.mean(untold)
+    assert np.mean(with_question) > 1.5 * np.mean(without)

@@ -1,4 +1,4 @@
-"""What the package adds to AllocEmbed by name, and what a user is told without it."""
+"""Names that the package adds to AllocEmbed, and advice to users who lack it."""
 
 import subprocess
 import sys

@@ -173,7 +173,7 @@ def test_the_benchmark_repeats_itself(nano_backbone, scores):
 
 @pytest.mark.slow
 def test_an_embedding_that_knows_everything_scores_100(nano_backbone, monkeypatch):
-    monkeypatch.setattr(nanoret, "AT_ONCE", 5)
+    monkeypatch.setattr(nanoret, "VIDEOS_IN_MEMORY", 5)
     oracle = {"base": Oracle(nano_backbone, "base", EmbedConfig(candidates=2, budget="2f"))}
     scores = nanoret.evaluate_embedders(oracle, limit=12)
     assert [score.hit1 for score in scores] == [100.0] * 5 and {score.mean_rank for score in scores} == {1.0}

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from allocembed_nano import world
 from allocembed_nano.world import vocabulary as vocab
-from allocembed_nano.world.text import KINDS, MOMENTS, REMEMBERED
+from allocembed_nano.world.text import KINDS, MOMENTS, REMEMBERED_EVENTS
 from allocembed_nano.world.timeline import EVENT_SLOTS, LONG_SIDE, PLATE_HEIGHT, Scene, slots_at
 
 
@@ -206,7 +206,7 @@ def test_descriptions_name_what_is_shown_and_never_a_filler():
             assert thing in text and word.lower() in text.lower()
             phrases = vocab.PLACE_PHRASES[vocab.PLACES[batch.place[video, slot]]]
             assert any(phrase in text for phrase in phrases)
-        assert len(mentioned) == REMEMBERED and mentioned == sorted(mentioned)
+        assert len(mentioned) == REMEMBERED_EVENTS and mentioned == sorted(mentioned)
     assert len(MOMENTS) >= 12
 
 

@@ -11,7 +11,7 @@ from allocembed.output import console
 
 @pytest.fixture
 def shown(capsys):
-    """What was printed on stderr since the last call."""
+    """Text printed on stderr since the last call."""
     yield lambda: capsys.readouterr().err
     console.set_quiet(False)
 
@@ -29,7 +29,7 @@ def test_notes_are_printed_as_they_are(shown):
 
 
 def test_quiet_silences_notes_and_progress_but_not_complaints(shown, monkeypatch):
-    monkeypatch.setattr(console, "INTERVAL", 0.01)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
     console.set_quiet(True)
     console.say("a note")
     with console.progress("working", 3) as line:
@@ -40,7 +40,7 @@ def test_quiet_silences_notes_and_progress_but_not_complaints(shown, monkeypatch
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(shown, monkeypatch):
-    monkeypatch.setattr(console, "INTERVAL", 0.02)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.02)
     with console.progress("embedding", 4) as line:
         line.update(1, note="12 tokens")
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What the allocator sees: the features of the frozen models, however they are computed."""
+"""The allocator's inputs: features of the frozen models, however they are computed."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from allocembed.errors import ConfigError, OutputError, PolicyError
 from allocembed.policy import scale_policy
 from allocembed.policy.frame_module import FrameModuleConfig
-from allocembed.policy.scale_policy import SIZES, PolicyConfig, ScalePolicy, card
+from allocembed.policy.scale_policy import SIZES, PolicyConfig, ScalePolicy, model_card
 from allocembed_nano.names import ASSETS
 
 SMALL = FrameModuleConfig(visual_width=8, text_width=6, width=16, heads=2, layers=1)
@@ -53,7 +53,7 @@ def test_the_folder_is_as_the_hub_has_it(policy, tmp_path):
     assert text.startswith("---\nlicense:") and "the toy world" in text and "| learned | 70.25 |" in text
 
 
-def test_a_new_save_brings_a_new_card(policy, tmp_path):
+def test_a_new_save_brings_a_new_model_card(policy, tmp_path):
     policy.save_pretrained(tmp_path)
     policy.config = replace(policy.config, trained={"steps": 7})
     policy.save_pretrained(tmp_path)
@@ -179,7 +179,7 @@ def test_the_bundled_allocator_loads():
     assert policy.config.preview_source == "nano-qwen3" and policy.config.module.summary
 
 
-def test_a_card_without_facts_says_so():
-    text = card(PolicyConfig(SMALL, "backbone", "nano-qwen3"))
+def test_a_model_card_without_facts_says_so():
+    text = model_card(PolicyConfig(SMALL, "backbone", "nano-qwen3"))
     assert "untrained" in text and "0.2 to 1.8" in text
-    assert "a\\|b" in card(PolicyConfig(SMALL, "backbone", "x", trained={"data": "a|b"}))
+    assert "a\\|b" in model_card(PolicyConfig(SMALL, "backbone", "x", trained={"data": "a|b"}))

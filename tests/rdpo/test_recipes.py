@@ -27,8 +27,8 @@ def test_the_nano_allocator_is_trained_checked_and_written_for_shipping(monkeypa
     assert policy.config.preview_source == "nano-qwen3" == policy.config.trained["backbone"]
     table = capsys.readouterr().out
     assert "AllocEmbed" in table and "Uniform" in table and "parameters" in table
-    card = (out / "nano-allocator" / "README.md").read_text()
-    assert "learned, qa" in card and str(tmp_path) not in card
+    model_card = (out / "nano-allocator" / "README.md").read_text()
+    assert "learned, qa" in model_card and str(tmp_path) not in model_card
 
 
 @pytest.mark.slow

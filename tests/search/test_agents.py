@@ -197,7 +197,7 @@ def test_a_file_that_was_changed_or_removed_is_not_served_and_its_path_is_not_na
 
 def test_lines_of_one_time_never_stop_a_transcript(index, monkeypatch):
     lines = [Line(second, second + 5.0, f"{second:g} {number}") for second in (1.0, 2.0, 3.0) for number in range(3)]
-    monkeypatch.setattr(agents, "MOST_LINES", 2)
+    monkeypatch.setattr(agents, "MOST_LINES_OF_ANSWER", 2)
     monkeypatch.setattr(index.lines, "lines_of", lambda video: lines)
     tools, video = agents.IndexTools(index), video_id(index, "long.mp4")
     start, pages = 0.0, []

@@ -1,4 +1,4 @@
-"""What is embedded, what is not, and what is kept, with a tiny random model."""
+"""Files that are embedded, skipped or kept, with a tiny random model."""
 
 import os
 import shutil

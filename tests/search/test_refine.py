@@ -8,7 +8,7 @@ import pytest
 
 from allocembed import EmbedConfig
 from allocembed.search import VideoIndex
-from allocembed.search.refine import LOOKS, look_times, refine
+from allocembed.search.refine import MOST_LOOKS, look_times, refine
 from allocembed.search.store import EmbeddedSegment
 from allocembed_nano import world
 
@@ -32,7 +32,7 @@ def test_looks_go_to_the_best_window_and_its_neighbours():
     # A moment of several windows: the best, the outermost, and one beyond on each side.
     times = look_times(windows([0.1, 0.1, 0.8, 0.9, 0.8, 0.8, 0.1, 0.1, 0.1]), query)
     assert times[0] == 12.5 and times[-1] == 67.5 and not any(40 <= time < 50 for time in times)
-    assert len(times) <= LOOKS
+    assert len(times) <= MOST_LOOKS
     assert len(look_times(windows([]), query)) == 8
 
 

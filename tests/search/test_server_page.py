@@ -1,4 +1,4 @@
-"""What the server does for the page: its parts, posters, folders, clips, pictures to search by, and a browser."""
+"""The server's answers to the page: its parts, posters, folders, clips, pictures to search by, and a browser."""
 
 import io
 import json
@@ -170,7 +170,7 @@ def test_impossible_clips_are_refused(client, long, times):
 
 
 def test_a_clip_that_would_be_huge_is_refused(client, long, monkeypatch):
-    monkeypatch.setattr(clips, "LARGEST", 1000)
+    monkeypatch.setattr(clips, "LARGEST_CLIP", 1000)
     reply = client.get(f"/api/videos/{long}/clip?start=0&end=5")
     assert reply.status == 400 and b"choose a shorter moment" in reply.body
 
@@ -219,7 +219,7 @@ def test_the_date_of_a_hit_is_that_of_the_copy_in_the_folder_asked_for(tmp_path,
     index = VideoIndex.create(tmp_path / "index", config, embedder=embedder)
     index.add([tmp_path / "a", tmp_path / "b"])
     filters = Filters("b", None, None, None, None, None, None)
-    (hit,) = answers.Answers(index).search(answers.Asked(("a dog",), (), filters, False, False, 5, None))
+    (hit,) = answers.Answers(index).search(answers.SearchRequest(("a dog",), (), filters, False, False, 5, None))
     assert (hit["folder"], hit["changed"]) == ("b", 1.1e9)
 
 
@@ -246,7 +246,7 @@ def test_what_is_no_picture_is_refused_and_the_server_lives_on(client):
 
 
 def test_a_picture_that_is_too_large_is_refused_before_it_is_read(client, monkeypatch):
-    monkeypatch.setattr(uploads, "LARGEST", 1000)
+    monkeypatch.setattr(uploads, "LARGEST_UPLOAD", 1000)
     assert send(client, jpeg((400, 300))).status == 413
     reply = send(client, iter([b"x" * 600] * 3))  # in parts, without a length
     assert reply.status == 413
@@ -282,7 +282,7 @@ def test_the_largest_picture_takes_little_more_than_its_pixels(tmp_path):
     assert grown < 600, "megabytes: its pixels take 196, and twice as much while it is made small"
 
 
-@pytest.mark.parametrize("side", [uploads.SIDE - 8, uploads.SIDE + 8])
+@pytest.mark.parametrize("side", [uploads.READ_SIDE - 8, uploads.READ_SIDE + 8])
 def test_a_large_picture_has_the_colours_of_a_small_one(side):
     """Over white where it is transparent, and grey of 16 bits scaled."""
     for drawn, level in (

@@ -1,4 +1,4 @@
-"""What an index was made with, and what it refuses."""
+"""The settings of an index, and those that it refuses."""
 
 import json
 from dataclasses import replace

@@ -137,7 +137,7 @@ def test_a_file_that_is_found_twice_is_counted_once(empty, folder):
 def test_what_is_finished_is_committed_while_the_next_video_takes_long(empty, folder, monkeypatch):
     """A run that is killed has then lost the work of some seconds, not all that was embedded."""
     real, seen = embed_videos, threading.Event()
-    monkeypatch.setattr(base, "SECONDS", 0.2)
+    monkeypatch.setattr(base, "COMMIT_SECONDS", 0.2)
 
     def slow(*given, **named):
         for number, embedded in enumerate(real(*given, **named)):

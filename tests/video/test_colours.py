@@ -16,7 +16,7 @@ from allocembed.video.decoders.nvdec import colours_kernel
 from allocembed.video.decoders.nvdec.colours import Scaling
 from tests.video.test_colours import kinds, surface
 
-colours_kernel.BLOCK = 64
+colours_kernel.BLOCK_PIXELS = 64
 for colours in kinds():
     for size in ((6, 10), (8, 130)):
         given = surface(*size)
@@ -113,7 +113,7 @@ def test_on_a_gpu_the_kernel_scales_to_the_same_picture(size, width, place):
 
 
 def on_gpu(given: torch.Tensor) -> torch.Tensor:
-    """The same surface there, with rows that are padded."""
+    """Copy a surface to the GPU, with padded rows."""
     return torch.nn.functional.pad(given, (0, 6)).cuda()[:, : given.shape[1]]
 
 

@@ -154,7 +154,7 @@ def test_places_are_given_back_whatever_happens(tmp_path, monkeypatch):
         with pytest.raises(AllocEmbedError), open_video(broken, decoders=gpu) as video:
             video.sample(30)
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
-            patch.setattr(sessions, "Slot", lambda device: (_ for _ in ()).throw(MemoryError))
+            patch.setattr(sessions, "DecoderSlot", lambda device: (_ for _ in ()).throw(MemoryError))
             gpu._idle.clear()
             open_video(path, decoders=gpu)
     for _ in range(Nvdec.places):
@@ -299,7 +299,7 @@ def test_clips_are_put_together_in_the_lane_of_their_decoder(tmp_path, monkeypat
         puts.append(len(inside))
         put(canvas, slot, image)
 
-    monkeypatch.setattr(nvdec.Slot, "lane", lane)
+    monkeypatch.setattr(nvdec.DecoderSlot, "lane", lane)
     monkeypatch.setattr(Canvas, "put", checked)
     with open_video(make(tmp_path, "b_frames.mp4"), decoders=stand_in()) as video:
         read(video)

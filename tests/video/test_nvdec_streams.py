@@ -1,4 +1,4 @@
-"""What streams state about themselves, and those that change it on the way: a GPU's decoder would not notice."""
+"""Facts that streams state about themselves, and streams that change them: a GPU's decoder would not notice."""
 
 import time
 from fractions import Fraction
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from allocembed.video import open_video
-from allocembed.video.decoders.nvdec.bitstream import Entry, Stream, in_packet, may_be_interlaced
+from allocembed.video.decoders.nvdec.bitstream import StartPoint, Stream, in_packet, may_be_interlaced
 from tests.clips import picture, write_video
 from tests.nvdec import stand_in
 from tests.video.joined import join
@@ -130,7 +130,7 @@ def test_an_empty_unit_says_nothing_about_a_picture(codec):
     stream = Stream(codec, b"\1" + record[1:], lambda packet: (packet,))
     start = bytes([0x65]) if codec == "h264" else bytes([19 << 1, 1])
     data = bytearray(bytes(4) + (len(start) + 3).to_bytes(4) + start + b"abc")
-    assert stream.in_place and stream.mark_units(memoryview(data)) == (Entry.ANYWHERE, False)
+    assert stream.in_place and stream.mark_units(memoryview(data)) == (StartPoint.ANYWHERE, False)
     assert data == b"\0\0\0\1\0\0\0\1" + start + b"abc"
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from allocembed.errors import VideoError
 from allocembed.remote.objects import write
-from allocembed.remote.ranged import BLOCK, RangedFile
+from allocembed.remote.ranged import BLOCK_BYTES, RangedFile
 from allocembed.video import open_video
 from tests.clips import LONG_GROUPS, write_video
 from tests.object_storage import proxy_of
@@ -44,10 +44,16 @@ def test_a_few_frames_of_a_large_file_do_not_fetch_it(bucket, object_server, noi
 
 
 def test_any_part_of_an_object_can_be_read_and_blocks_are_kept(bucket):
-    content = np.random.default_rng(0).bytes(5 * BLOCK + 17)
+    content = np.random.default_rng(0).bytes(5 * BLOCK_BYTES + 17)
     write(f"{bucket}/a", content)
     file = RangedFile(f"{bucket}/a")
-    for start, size in ((0, 10), (BLOCK - 5, 10), (3 * BLOCK, 2 * BLOCK + 100), (5 * BLOCK + 10, 100), (7, 3 * BLOCK)):
+    for start, size in (
+        (0, 10),
+        (BLOCK_BYTES - 5, 10),
+        (3 * BLOCK_BYTES, 2 * BLOCK_BYTES + 100),
+        (5 * BLOCK_BYTES + 10, 100),
+        (7, 3 * BLOCK_BYTES),
+    ):
         file.seek(start)
         assert file.read(size) == content[start : start + size]
     fetched = file.fetched

@@ -6,12 +6,12 @@ import time
 import pytest
 
 from allocembed.video.decoders.nvdec import turns
-from allocembed.video.decoders.nvdec.turns import Place, Turns
+from allocembed.video.decoders.nvdec.turns import DecoderPlace, Turns
 
 WORK = 1280 * 720
 
 
-def fill(turns: Turns) -> list[Place]:
+def fill(turns: Turns) -> list[DecoderPlace]:
     """Take all places, each alone."""
     taken = []
     for _ in range(turns.places):
@@ -55,7 +55,7 @@ def test_what_the_cores_take_is_guessed_until_it_is_known():
 
 
 def test_nothing_is_given_to_the_cores_before_the_gpu_has_decoded_a_file(monkeypatch):
-    monkeypatch.setattr(turns, "LONGEST", 0.1)
+    monkeypatch.setattr(turns, "LONGEST_TURN_WAIT", 0.1)
     busy = occupied(1, None, None)
     began = time.monotonic()
     assert not busy.take_place(WORK) and time.monotonic() - began >= 0.1
@@ -79,7 +79,7 @@ def test_the_cores_are_tried_again_after_a_while():
 
 
 def test_a_thread_with_many_files_open_does_not_wait_for_itself(monkeypatch):
-    monkeypatch.setattr(turns, "PATIENCE", 0.1)
+    monkeypatch.setattr(turns, "LONGEST_WAIT", 0.1)
     busy = occupied(1, None, None)
     assert busy.wait_for_place(WORK) is None
     busy.free()
@@ -117,7 +117,7 @@ def test_half_of_the_free_places_are_beside_that_of_a_file():
 
 
 def test_places_that_a_file_does_not_use_go_to_those_who_wait(monkeypatch):
-    monkeypatch.setattr(turns, "KEPT", 0.1)
+    monkeypatch.setattr(turns, "KEPT_SECONDS", 0.1)
     made = Turns(4)
     unused, used = made.take_place(WORK), made.take_place(WORK)
     assert unused.beside == 1 and used.beside == 0
@@ -131,8 +131,8 @@ def test_places_that_a_file_does_not_use_go_to_those_who_wait(monkeypatch):
 
 
 def test_places_in_use_are_not_taken_away(monkeypatch):
-    monkeypatch.setattr(turns, "KEPT", 0.05)
-    monkeypatch.setattr(turns, "LONGEST", 0.2)
+    monkeypatch.setattr(turns, "KEPT_SECONDS", 0.05)
+    monkeypatch.setattr(turns, "LONGEST_TURN_WAIT", 0.2)
     made = Turns(4)
     first = made.take_place(WORK)
     assert first.use_beside(1) == 1 and made.take_place(WORK) and made.take_place(WORK)

@@ -1,4 +1,4 @@
-"""What is finished is committed: by number, by the clock, and whatever ends the work."""
+"""Finished results are committed: by number, by the clock, and whatever ends the work."""
 
 import threading
 import time

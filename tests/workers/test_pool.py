@@ -13,7 +13,14 @@ import pytest
 
 from allocembed.workers import WorkerOptions, Workers, WorkerShare
 from allocembed.workers import pool as pooled
-from allocembed.workers.pool import Death, LostAnswer, PooledWorkers, Ready, Report, Results
+from allocembed.workers.pool import (
+    DeathReport,
+    LostAnswerReport,
+    PooledWorkers,
+    ReadyReport,
+    ResultReport,
+    WorkerReport,
+)
 from allocembed.workers.processes import ProcessWorkers
 
 BROKEN, HUNGRY = 5, 13
@@ -44,14 +51,18 @@ class BreakingLines(ProcessWorkers):
 
     losses = 2
 
-    def wait(self) -> Sequence[Report]:
+    def wait(self) -> Sequence[WorkerReport]:
         return [self._broken(report) for report in super().wait()]
 
-    def _broken(self, report: Report) -> Report:
-        if not isinstance(report, Results) or [number for number, _ in report.results] != [BROKEN] or not self.losses:
+    def _broken(self, report: WorkerReport) -> WorkerReport:
+        if (
+            not isinstance(report, ResultReport)
+            or [number for number, _ in report.results] != [BROKEN]
+            or not self.losses
+        ):
             return report
         self.losses -= 1
-        return LostAnswer(report.worker)
+        return LostAnswerReport(report.worker)
 
 
 class Crowd(PooledWorkers):
@@ -78,19 +89,19 @@ class Crowd(PooledWorkers):
     def end(self, worker: int) -> None:
         self.given.pop(worker, None)
 
-    def wait(self) -> Sequence[Report]:
+    def wait(self) -> Sequence[WorkerReport]:
         worker = self.random.choice(sorted({*self.starting, *self.given}))
         if worker in self.starting:
             self.starting.remove(worker)
-            return [Ready(worker)]
+            return [ReadyReport(worker)]
         if not self.hungry & set(self.given[worker]):
-            return [Results(worker, [(number, 2 * number) for number in self.given.pop(worker)])]
+            return [ResultReport(worker, [(number, 2 * number) for number in self.given.pop(worker)])]
         others = [each for each in self.given if each != worker]
         dead = {"all": [worker, *others], "random": [self.random.choice([worker, *others])]}
         dead["another"] = [self.random.choice(others)] if others else [worker]
         for each in dead[self.dies]:
             del self.given[each]
-        return [Death(each) for each in dead[self.dies]]
+        return [DeathReport(each) for each in dead[self.dies]]
 
 
 def run(workers: Workers, numbers: Sequence[int], folder: Path) -> Iterator[tuple[int, Any]]:

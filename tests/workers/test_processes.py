@@ -28,12 +28,12 @@ class AboutProcess:
 def test_each_process_sees_its_own_device(monkeypatch):
     monkeypatch.setattr("allocembed.workers.processes.check_devices", lambda devices: None)
     with find_workers("processes", WorkerOptions(devices="cuda:0,cuda:5")) as workers:
-        told, deadline = set(), time.monotonic() + 60
+        reported, deadline = set(), time.monotonic() + 60
         for about in workers.run(AboutProcess(), iter(range(10**6)), lambda item, cause: cause):
-            told.add(about)
-            if len(told) == 2 or time.monotonic() > deadline:  # one may have started long before the other
+            reported.add(about)
+            if len(reported) == 2 or time.monotonic() > deadline:  # one may have started long before the other
                 break
-    assert len(told) == 2 and {device for _, device in told} == {"0", "5"}
+    assert len(reported) == 2 and {device for _, device in reported} == {"0", "5"}
 
 
 def test_processes_end_with_the_one_that_started_them():

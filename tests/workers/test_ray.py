@@ -25,7 +25,7 @@ pytestmark = [
 def test_workers_without_a_free_place_say_so_and_work_once_there_is_one(ray_cluster, tmp_path, monkeypatch):
     import ray
 
-    monkeypatch.setattr(engine, "PATIENCE", 0.5)
+    monkeypatch.setattr(engine, "START_SECONDS", 0.5)
     other = ray.remote(HostedWorker).options(num_cpus=ray.cluster_resources()["CPU"]).remote(0)
     ray.get(other.is_there.remote())
     said = []

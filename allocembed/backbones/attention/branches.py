@@ -11,7 +11,7 @@ from allocembed.backbones.attention.flash import attend_by_flash, is_half_on_cud
 
 @dataclass(frozen=True, eq=False)
 class BranchKeys:
-    """Which keys each row sees, where rows begin with tokens of the first row that are computed once.
+    """Keys that each row sees. Rows may begin with tokens of the first row, which are computed once.
 
     `index` (K,) are the places of the keys of all rows, cut at `bounds` (rows + 1,), int32; `longest` is at least the
     most keys of a row. The last keys of a row are its own tokens.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-WIDEST = 256  # numbers of a head
+WIDEST_HEAD = 256  # numbers of a head
 # From torch 2.12 on, grouped heads must be requested; before, the kernel accepts them silently.
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 

@@ -1,6 +1,6 @@
 """Attention within rows of different length as one Triton kernel, for heads of 64 on NVIDIA's Hopper.
 
-FlashAttention 2, which torch includes, does not use the new instructions of these cards, and cuDNN, which does, makes a
+FlashAttention 2, which torch includes, does not use the new instructions of these GPUs, and cuDNN, which does, makes a
 new plan for every shape. `python bench/kernel.py` compares the three. A program takes a block of queries of one head of
 one row and iterates over blocks of the row's keys and values, keeping the running maximum and sum of the softmax.
 """
@@ -18,7 +18,7 @@ TILE = {"block": 64, "along": 64, "num_warps": 4, "num_stages": 3}  # the fastes
 
 
 def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernel supports tensors (N, heads, d): their card, their heads, and their memory layout."""
+    """Whether the kernel supports tensors (N, heads, d): their GPU, their heads, and their memory layout."""
     if query.shape[-1] != HEAD or query.shape != key.shape or torch.cuda.get_device_capability(query.device)[0] != 9:
         return False
     # It loads 16 bytes at a time.

@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 from allocembed.backbones.attention.branches import BranchKeys, attend_branches
 from allocembed.backbones.attention.by_length import attend_by_length, near
-from allocembed.backbones.attention.flash import WIDEST, attend_by_flash, is_half_on_cuda
+from allocembed.backbones.attention.flash import WIDEST_HEAD, attend_by_flash, is_half_on_cuda
 from allocembed.kernels import find_kernel
 
 NAME = "flash_rows"
@@ -85,7 +85,7 @@ def attend_rows(
     """
     if not is_half_on_cuda(query):
         return attend_by_length(query, key, value, bounds.diff().tolist(), causal, radius, scale)
-    if query.shape[-1] > WIDEST and slots is not None and not causal:
+    if query.shape[-1] > WIDEST_HEAD and slots is not None and not causal:
         return attend_padded(query, key, value, slots, radius, scale)
     if radius is None and not torch.is_grad_enabled():
         ours = own_kernel()

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from allocembed.backbones.attention.rows import use_row_attention
 from allocembed.backbones.base import Batching, Prompt, TokenRow, TowerOutput, Widths
 from allocembed.backbones.gemma.inputs import QUERY, TIMESTAMPS, GemmaInputs, Pooling, lay_out, lay_out_frames
-from allocembed.backbones.gemma.language import RowInputs, mean_rows, prepare_rows, run_language, run_layer
-from allocembed.backbones.gemma.tower import TowerInputs, prepare_tower, run_block, run_tower
+from allocembed.backbones.gemma.language import GemmaRowInputs, mean_rows, prepare_rows, run_language, run_layer
+from allocembed.backbones.gemma.tower import GemmaTowerInputs, prepare_tower, run_block, run_tower
 from allocembed.backbones.layerwise import LayerwiseBackbone, Run
 from allocembed.errors import BackboneError
 
@@ -132,24 +132,24 @@ class GemmaBackbone(LayerwiseBackbone):
         logger.warning(f"a prompt of {len(ids) + visual:,} tokens was cut to {longest:,}, which the model can read")
         return np.concatenate([ids[:keep], ids[-1:]])
 
-    def prepare_tower(self, grids: np.ndarray) -> TowerInputs:
+    def prepare_tower(self, grids: np.ndarray) -> GemmaTowerInputs:
         return prepare_tower(self.tower, grids, self.device)
 
-    def run_tower(self, pixels: torch.Tensor, prepared: TowerInputs) -> TowerOutput:
+    def run_tower(self, pixels: torch.Tensor, prepared: GemmaTowerInputs) -> TowerOutput:
         return run_tower(self.tower, self.model.embed_vision, pixels, prepared, block=self.block)
 
-    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> RowInputs:
+    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> GemmaRowInputs:
         return self.rows_on(rows, self.device)
 
-    def rows_on(self, rows: Sequence[TokenRow], device: torch.device) -> RowInputs:
+    def rows_on(self, rows: Sequence[TokenRow], device: torch.device) -> GemmaRowInputs:
         """Rows on a device, which need not be the model's."""
         return prepare_rows(rows, self._filler, self.pooling, self._widest, device)
 
-    def states(self, prepared: RowInputs, features: TowerOutput | None = None) -> torch.Tensor:
+    def states(self, prepared: GemmaRowInputs, features: TowerOutput | None = None) -> torch.Tensor:
         """Last hidden states (S, width) of the tokens of all rows, one after the other."""
         return run_language(self.language_model, prepared, features, layer=self.layer)
 
-    def pool(self, prepared: RowInputs, features: TowerOutput | None = None) -> torch.Tensor:
+    def pool(self, prepared: GemmaRowInputs, features: TowerOutput | None = None) -> torch.Tensor:
         return mean_rows(self.states(prepared, features), prepared)
 
     def text_states(self, texts: Sequence[str]) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""How EmbeddingGemma 2 cuts frames and words its prompts, without torch.
+"""The grids and prompts of EmbeddingGemma 2, without torch.
 
 The model's own processor brings every frame to the largest size within a number of tokens, 48 × 48 pixels each: smaller
 frames are enlarged. The number is a choice of five, for frames and for pictures; a checkpoint states its own.
@@ -70,8 +70,8 @@ class GemmaInputs(Inputs):
     """One pipeline of the family."""
 
     pooling: Pooling = "tokens"
-    """What weighs alike in the mean: every token, as in the model's own code, or every frame. A frame of more tokens
-    than the others weighs more in the first and not in the second. At one common size both are the same."""
+    """The unit of equal weight in the mean: every token, as in the model's own code, or every frame. With tokens, a
+    larger frame weighs more; with frames, it does not. At one common size both give one mean."""
     frame_tokens: int | None = None
     """Most tokens of a native frame; None for what the checkpoint states."""
 

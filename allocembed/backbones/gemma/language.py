@@ -13,14 +13,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from allocembed.backbones.attention.flash import WIDEST
+from allocembed.backbones.attention.flash import WIDEST_HEAD
 from allocembed.backbones.base import TokenRow, TowerOutput
 from allocembed.backbones.gemma.inputs import Pooling
 from allocembed.resize import send
 
 
 @dataclass(frozen=True, eq=False)
-class RowInputs:
+class GemmaRowInputs:
     """Rows of tokens on the device, one after the other: made once, valid for any visual tokens of those grids.
 
     `ids` and `positions` are (1, S); `visual` (V,) are the places of visual tokens, `bounds` (rows + 1,) int32 the ends
@@ -64,7 +64,7 @@ def run_layer(
 
 def prepare_rows(
     rows: Sequence[TokenRow], filler: int, pooling: Pooling, widest: int, device: torch.device
-) -> RowInputs:
+) -> GemmaRowInputs:
     """Rows on the device. `filler` is the token in the place of visual ones, `widest` the size of the widest head."""
     lengths = [len(row) for row in rows]
     visual = np.concatenate([row.visual for row in rows])
@@ -74,12 +74,12 @@ def prepare_rows(
     owner = np.repeat(np.arange(len(rows)), lengths)
     weights = token_weights(visual, owner, pooling) / np.repeat(lengths, lengths)
     arrays = [ids, positions, np.flatnonzero(visual), bounds, owner, weights.astype(np.float32)]
-    if device.type == "cuda" and widest > WIDEST:
+    if device.type == "cuda" and widest > WIDEST_HEAD:
         within = np.arange(max(lengths))
         arrays.append(np.where(within < np.array(lengths)[:, None], bounds[:-1, None] + within, -1))
     ids, positions, places, bounds, owner, weights, *more = (send(torch.from_numpy(one), device) for one in arrays)
     slots = more[0] if more else None
-    return RowInputs(ids, positions, places, bounds, max(lengths), owner, weights, len(rows), slots)
+    return GemmaRowInputs(ids, positions, places, bounds, max(lengths), owner, weights, len(rows), slots)
 
 
 def token_weights(visual: np.ndarray, owner: np.ndarray, pooling: Pooling) -> np.ndarray:
@@ -104,7 +104,7 @@ def token_weights(visual: np.ndarray, owner: np.ndarray, pooling: Pooling) -> np
 
 def run_language(
     model: Any,
-    inputs: RowInputs,
+    inputs: GemmaRowInputs,
     features: TowerOutput | None = None,
     *,
     layer: Callable[..., torch.Tensor] = run_layer,
@@ -130,7 +130,7 @@ def layer_inputs(extra: Any, first: torch.Tensor) -> Iterator[torch.Tensor]:
         yield extra.per_layer_projection_norm(F.linear(first, part) * extra.per_layer_model_projection_scale)
 
 
-def mean_rows(states: torch.Tensor, inputs: RowInputs) -> torch.Tensor:
+def mean_rows(states: torch.Tensor, inputs: GemmaRowInputs) -> torch.Tensor:
     """The weighted mean (rows, width), fp32, of the states (S, width) of each row."""
     weighted = states.float() * inputs.weights[:, None]
     return weighted.new_zeros((inputs.count, states.shape[-1])).index_add(0, inputs.owner, weighted)

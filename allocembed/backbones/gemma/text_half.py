@@ -21,7 +21,7 @@ SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPre
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What the weights of a layer do not tell."""
+    """Settings of a layer that its weights do not show."""
 
     kind: str
     head: int

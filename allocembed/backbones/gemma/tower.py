@@ -19,11 +19,11 @@ from allocembed.resize import send
 
 
 @dataclass(frozen=True, eq=False)
-class TowerInputs:
-    """Where the N patches of C frames are, on the device: made once, valid for any pixels of those grids.
+class GemmaTowerInputs:
+    """Places of the N patches of C frames, on the device: made once, valid for any pixels of those grids.
 
-    `bounds` (C + 1,) int32 are the ends of the frames, `longest` the patches of the largest, `positions` (1, N, 2) the
-    col and row of each patch, and `cos` and `sin` (1, N, d) those of the rotary embedding.
+    `bounds` (C + 1,) int32 are the ends of the frames, and `longest` is the patch count of the largest. `positions`
+    (1, N, 2) are the col and row of each patch. `cos` and `sin` (1, N, d) belong to the rotary embedding.
     """
 
     bounds: torch.Tensor
@@ -53,7 +53,7 @@ def run_block(
     )
 
 
-def prepare_tower(tower: Any, grids: np.ndarray, device: torch.device) -> TowerInputs:
+def prepare_tower(tower: Any, grids: np.ndarray, device: torch.device) -> GemmaTowerInputs:
     """Inputs for frames with grids (C, 2) in tokens."""
     merge = tower.config.pooling_kernel_size
     patches = torch.from_numpy(np.concatenate([np.ones((len(grids), 1), np.int64), grids * merge], 1))
@@ -66,14 +66,14 @@ def prepare_tower(tower: Any, grids: np.ndarray, device: torch.device) -> TowerI
     cos, sin = tower.encoder.rotary_emb(kind, positions)
     # A table of learned positions that is too short for a strip gives its last one.
     positions = positions.clamp(max=tower.config.position_embedding_size - 1)
-    return TowerInputs(bounds, longest, positions, cos, sin)
+    return GemmaTowerInputs(bounds, longest, positions, cos, sin)
 
 
 def run_tower(
     tower: Any,
     project: Any,
     pixels: torch.Tensor,
-    inputs: TowerInputs,
+    inputs: GemmaTowerInputs,
     *,
     block: Callable[..., torch.Tensor] = run_block,
 ) -> TowerOutput:

@@ -1,4 +1,4 @@
-"""What the Qwen-VL families share: rows with explicit positions, run block by block and layer by layer.
+"""The base of the Qwen-VL families: rows with explicit positions, run block by block and layer by layer.
 
 The inputs name the prompt layout that a checkpoint was trained on, and the layout its position rule. Rows are
 right-padded or packed. Right padding needs no mask: attention is causal and the pooled token is the last real one, so
@@ -19,7 +19,7 @@ from allocembed.backbones.layerwise import LayerwiseBackbone, Run
 from allocembed.backbones.qwen_vl.language import LanguageInputs, prepare_language, run_language, run_layer
 from allocembed.backbones.qwen_vl.layouts import FIRST, VIDEO_PAD, find_layout
 from allocembed.backbones.qwen_vl.positions import RULES, TIMED
-from allocembed.backbones.qwen_vl.tower import TowerInputs, prepare_tower, run_block, run_tower
+from allocembed.backbones.qwen_vl.tower import QwenTowerInputs, prepare_tower, run_block, run_tower
 from allocembed.backbones.qwen_vl.variants import direct_variants
 from allocembed.backbones.variants import Look, Variants, sizes_of
 from allocembed.errors import BackboneError
@@ -30,7 +30,7 @@ logger = logging.getLogger("allocembed")
 
 
 @dataclass(frozen=True, eq=False)
-class RowInputs:
+class QwenRowInputs:
     """Rows on the device, and the place (N,) of each row's pooled token among all tokens."""
 
     language: LanguageInputs
@@ -123,7 +123,7 @@ class QwenVLBackbone(LayerwiseBackbone):
         return [TokenRow(ids[start:end], positions[:, start:end], visual[start:end]) for start, end in bounds]
 
     def _places(self, ids: np.ndarray) -> np.ndarray:
-        """Which of some tokenised ids (L,) are the places of chunks, bool."""
+        """Mask (L,) of the tokenised ids that stand for chunks, bool."""
         return (ids == self.video_token) | (ids < 0)
 
     def _cut(self, ids: np.ndarray, grids: np.ndarray) -> np.ndarray:
@@ -142,18 +142,18 @@ class QwenVLBackbone(LayerwiseBackbone):
         logger.warning(f"a prompt of {len(ids) + visual:,} tokens was cut to {longest:,}, as the model's own code does")
         return np.concatenate([ids[:keep], ids[len(ids) - appended :]])
 
-    def prepare_tower(self, grids: np.ndarray) -> TowerInputs:
+    def prepare_tower(self, grids: np.ndarray) -> QwenTowerInputs:
         patches = np.concatenate([np.ones((len(grids), 1), np.int64), grids * self.geometry.merge], 1)
         return prepare_tower(self.tower, torch.from_numpy(patches), self.device)
 
-    def run_tower(self, pixels: torch.Tensor, prepared: TowerInputs) -> TowerOutput:
+    def run_tower(self, pixels: torch.Tensor, prepared: QwenTowerInputs) -> TowerOutput:
         return run_tower(self.tower, pixels, prepared, patch_product=self.patch_product, block=self.block)
 
-    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> RowInputs:
+    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> QwenRowInputs:
         ids, positions, last = (pack_rows if batching == "pack" else pad_rows)(rows)
         lengths = [len(row) for row in rows] if batching == "pack" else None
         language = prepare_language(ids, positions, self.video_token, self.device, lengths)
-        return RowInputs(language, send(last, self.device))
+        return QwenRowInputs(language, send(last, self.device))
 
     def prepare_variants(self, ids: np.ndarray, looks: Sequence[Look], chunks: int) -> Variants:
         if not uses_row_attention(self.language_model):
@@ -162,9 +162,9 @@ class QwenVLBackbone(LayerwiseBackbone):
         rows = self.rows([ids] * len(sizes), [np.tile([grid.rows, grid.cols], (chunks, 1)) for grid in sizes])
         by_size = dict(zip(sizes, rows, strict=True))
         language, last, read, tokens = direct_variants(by_size, looks, chunks, self.video_token, self.device)
-        return Variants(RowInputs(language, last), read, tokens)
+        return Variants(QwenRowInputs(language, last), read, tokens)
 
-    def pool(self, prepared: RowInputs, features: TowerOutput | None = None) -> torch.Tensor:
+    def pool(self, prepared: QwenRowInputs, features: TowerOutput | None = None) -> torch.Tensor:
         return run_language(self.language_model, prepared.language, features, layer=self.layer, at=prepared.last)
 
     def text_states(self, texts: Sequence[str]) -> list[torch.Tensor]:

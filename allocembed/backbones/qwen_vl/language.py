@@ -23,9 +23,9 @@ MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_slidi
 
 
 @dataclass(frozen=True, eq=False)
-class Apart:
-    """Where the tokens of packed rows go if each row is set apart: `places` (rows, longest) has their places in the
-    line, any place for padding, and `back` (S,) where each token of the line is among them."""
+class UnpackedPlaces:
+    """Places that unpack packed rows and pack them again. `places` (rows, longest) are those of each row's tokens in
+    the line, any place for padding. `back` (S,) are those of the line's tokens among the unpacked rows."""
 
     places: torch.Tensor
     back: torch.Tensor
@@ -48,7 +48,7 @@ class LanguageInputs:
     within: torch.Tensor | None
     keys: BranchKeys | None = None
     """Set if rows begin with tokens of the first row that are left out of the others."""
-    apart: Apart | None = None
+    unpacked: UnpackedPlaces | None = None
     """Set if rows are packed and the model has recurrent layers."""
 
 
@@ -77,21 +77,24 @@ def run_layer(
 
 
 def run_recurrent(
-    layer: torch.nn.Module, hidden: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], apart: Apart | None
+    layer: torch.nn.Module,
+    hidden: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    unpacked: UnpackedPlaces | None,
 ) -> torch.Tensor:
     """One recurrent layer on (N, S, width). Padding on the right is not masked: no real token comes after it."""
-    rows = hidden if apart is None else hidden[0][apart.places]
+    rows = hidden if unpacked is None else hidden[0][unpacked.places]
     rows = layer(rows, attention_mask=None, position_embeddings=rotary, past_key_values=None)
-    return rows if apart is None else rows.flatten(0, 1)[apart.back][None]
+    return rows if unpacked is None else rows.flatten(0, 1)[unpacked.back][None]
 
 
-def set_apart(lengths: Sequence[int], device: torch.device) -> Apart:
+def unpacked_places(lengths: Sequence[int], device: torch.device) -> UnpackedPlaces:
     """Places for packed rows of these lengths."""
     ends = torch.tensor(lengths).cumsum(0)
     starts, within = ends - torch.tensor(lengths), torch.arange(max(lengths))
     places = (starts[:, None] + within).clamp(max=int(ends[-1]) - 1)
     back = (within < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0]
-    return Apart(send(places, device), send(back, device))
+    return UnpackedPlaces(send(places, device), send(back, device))
 
 
 def prepare_language(
@@ -131,7 +134,7 @@ def run_language(
     rotary = model.rotary_emb(hidden, inputs.positions)
     for number, each in enumerate(model.layers):
         if kinds[number] == RECURRENT:
-            hidden = run_recurrent(each, hidden, rotary, inputs.apart)
+            hidden = run_recurrent(each, hidden, rotary, inputs.unpacked)
             continue
         hidden = layer(each, hidden, masks[kinds[number]], inputs.bounds, inputs.longest, rotary, inputs.keys)
         if number < len(deepstack):

@@ -1,4 +1,4 @@
-"""What the tokenizers of the Qwen-VL models read, by the name of the layout, without torch.
+"""The texts that the tokenizers of the Qwen-VL models read, by the name of the layout, without torch.
 
 A layout says how a prompt is written out, how its tokens are numbered, and with which instruction a search sentence is
 introduced. It is data: a registry entry names the one that its model was trained on. All of them pool the last token.
@@ -52,7 +52,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Layout:
-    """How prompts are written, and what goes with them."""
+    """The words of a prompt, and the settings that belong to them."""
 
     write: Callable[[Prompt | Sentence], str]
     """The string that the tokenizer reads, with one `<|video_pad|>` per chunk."""

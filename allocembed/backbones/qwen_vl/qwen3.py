@@ -1,7 +1,7 @@
 """Qwen3-VL, its mixture of experts, and Qwen3.5. `layouts` has what their embedders read.
 
 Of every four layers of Qwen3.5's language model, three are recurrent (gated delta net): what they keep of a row is a
-state, which must not pass into the next row. So packed rows are set apart for these layers and packed again after them,
+state, which must not pass into the next row. So packed rows are separated for these layers and packed again after them,
 which is exact. Right padding comes after the pooled token and never reaches it.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from allocembed.backbones.base import Backbone, Batching, TokenRow
-from allocembed.backbones.qwen_vl.backbone import QwenVLBackbone, RowInputs
-from allocembed.backbones.qwen_vl.language import set_apart
+from allocembed.backbones.qwen_vl.backbone import QwenRowInputs, QwenVLBackbone
+from allocembed.backbones.qwen_vl.language import unpacked_places
 from allocembed.backbones.variants import Look, Variants
 
 
@@ -33,12 +33,12 @@ class Qwen35Backbone(QwenVLBackbone):
 
     family = "qwen3_5"
 
-    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> RowInputs:
+    def prepare_rows(self, rows: Sequence[TokenRow], batching: Batching = "pad") -> QwenRowInputs:
         inputs = super().prepare_rows(rows, batching)
         if batching == "pad":
             return inputs
-        apart = set_apart([len(row) for row in rows], self.device)
-        return replace(inputs, language=replace(inputs.language, apart=apart))
+        unpacked = unpacked_places([len(row) for row in rows], self.device)
+        return replace(inputs, language=replace(inputs.language, unpacked=unpacked))
 
     def prepare_variants(self, ids: np.ndarray, looks: Sequence[Look], chunks: int) -> Variants:
         """Every row in full: a recurrent layer cannot begin in the middle of a row."""

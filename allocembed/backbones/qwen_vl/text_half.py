@@ -21,8 +21,8 @@ SPLIT = (
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What the weights do not tell."""
+class TextModelShape:
+    """Settings of the model that its weights do not show."""
 
     layers: int
     head: int
@@ -94,7 +94,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
     return attended.transpose(1, 2)
 
 
-def _shape(text: dict[str, Any]) -> Shape:
+def _shape(text: dict[str, Any]) -> TextModelShape:
     """Read a config of any generation. Raise ValueError for what is not computed here."""
     rope = text.get("rope_parameters") or {"rope_theta": text["rope_theta"], **(text.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -102,7 +102,7 @@ def _shape(text: dict[str, Any]) -> Shape:
     if kind not in ("default", "mrope") or sliding or text.get("hidden_act", "silu") != "silu":
         raise ValueError("not a usual language model")
     head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    return Shape(text["num_hidden_layers"], head, text["rms_norm_eps"], rope["rope_theta"])
+    return TextModelShape(text["num_hidden_layers"], head, text["rms_norm_eps"], rope["rope_theta"])
 
 
 def _is_rebuilt_alike(described: dict[str, Any]) -> bool:

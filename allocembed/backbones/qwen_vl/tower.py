@@ -36,8 +36,8 @@ class Windows:
 
 
 @dataclass(frozen=True, eq=False)
-class TowerInputs:
-    """Where N patches of C chunks are, on the device: made once, valid for any pixels of those grids.
+class QwenTowerInputs:
+    """Places of N patches of C chunks, on the device: made once, valid for any pixels of those grids.
 
     `bounds` (C + 1,) int32 are the ends of the chunks, `longest` the patches of the largest chunk, `rotary` the cosines
     and sines (N, d) of the positions. `taps` and `weights` (N, 4) interpolate learned positions, in towers that have
@@ -63,7 +63,7 @@ def run_block(
     return block(hidden, cu_seqlens=bounds, max_seqlen=longest, position_embeddings=rotary)
 
 
-def prepare_tower(tower: Any, grids: torch.Tensor, device: torch.device) -> TowerInputs:
+def prepare_tower(tower: Any, grids: torch.Tensor, device: torch.device) -> QwenTowerInputs:
     """Inputs for chunks with patch grids (C, 3), given on the host."""
     counts = grids.prod(-1)
     total, longest = int(counts.sum()), int(counts.max())
@@ -81,8 +81,8 @@ def prepare_tower(tower: Any, grids: torch.Tensor, device: torch.device) -> Towe
     if windows is not None:
         rotary = (rotary[0][windows.order], rotary[1][windows.order])
     if not hasattr(tower, "pos_embed"):
-        return TowerInputs(bounds, longest, rotary, windows=windows)
-    return TowerInputs(
+        return QwenTowerInputs(bounds, longest, rotary, windows=windows)
+    return QwenTowerInputs(
         bounds, longest, rotary, *_interpolation(positions, grids[:, 1:][chunk], tower.num_grid_per_side)
     )
 
@@ -90,7 +90,7 @@ def prepare_tower(tower: Any, grids: torch.Tensor, device: torch.device) -> Towe
 def run_tower(
     tower: Any,
     pixels: torch.Tensor,
-    inputs: TowerInputs,
+    inputs: QwenTowerInputs,
     *,
     patch_product: bool = False,
     block: Callable[..., torch.Tensor] = run_block,

@@ -23,7 +23,7 @@ ROUND_TO = 64  # tokens and keys in all, so that few CUDA graphs serve all video
 LONGEST_TO = 256  # the longest row, which costs nothing
 
 
-class _Packed:
+class _PackedLine:
     """Parts of rows in one line, and which tokens of the line each part sees."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def direct_variants(
 
     `rows` has for each size the row in which all chunks have it.
     """
-    line, places = _Packed(), tokens_of(looks, chunks)
+    line, places = _PackedLine(), tokens_of(looks, chunks)
     pooled, read = [], []
     for usual, changed in looks:
         ends, again = _add_look(line, rows[usual], rows[changed], chunks)
@@ -80,7 +80,7 @@ def direct_variants(
     return language, send(torch.tensor(pooled), device), np.concatenate(read), tokens
 
 
-def _add_look(line: _Packed, first: TokenRow, changed: TokenRow, chunks: int) -> tuple[list[int], np.ndarray]:
+def _add_look(line: _PackedLine, first: TokenRow, changed: TokenRow, chunks: int) -> tuple[list[int], np.ndarray]:
     """Append the parts of one look; return the places of its pooled tokens, and which visual tokens of the first row
     are read once more for each chunk."""
     seen, other = (np.flatnonzero(row.visual).reshape(chunks, -1) for row in (first, changed))

@@ -24,8 +24,8 @@ logger = logging.getLogger("allocembed")
 
 
 @dataclass(frozen=True, eq=False)
-class TowerInputs:
-    """Where N patches of C frames are, on the device.
+class SiglipTowerInputs:
+    """Places of N patches of C frames, on the device.
 
     `positions` (N, width) are the learned positions at the frames' sizes. `alike` has for each number of patches L the
     places (frames, L) of the patches of all frames of L patches, and `back` (N,) where each patch is among them.
@@ -75,7 +75,7 @@ class SiglipBackbone(FrameMeanBackbone):
     def embed_texts(self, ids: torch.Tensor) -> torch.Tensor:
         return self.model.text_model(ids).pooler_output
 
-    def prepare_tower(self, grids: np.ndarray) -> TowerInputs:
+    def prepare_tower(self, grids: np.ndarray) -> SiglipTowerInputs:
         embeddings = self.tower.embeddings
         side = embeddings.position_embedding_size
         table = embeddings.position_embedding.weight.view(side, side, -1)
@@ -93,9 +93,9 @@ class SiglipBackbone(FrameMeanBackbone):
         places = np.where(inside, starts[:, None] + within, 0)
         back, places, inside = (send(torch.from_numpy(each), self.device) for each in (back, places, inside))
         sent = tuple(send(torch.from_numpy(each), self.device) for each in alike)
-        return TowerInputs(torch.cat([resized[size] for size in sizes]), sent, back, places, inside)
+        return SiglipTowerInputs(torch.cat([resized[size] for size in sizes]), sent, back, places, inside)
 
-    def run_tower(self, pixels: torch.Tensor, prepared: TowerInputs) -> TowerOutput:
+    def run_tower(self, pixels: torch.Tensor, prepared: SiglipTowerInputs) -> TowerOutput:
         hidden = self.tower.embeddings.patch_embedding(pixels) + prepared.positions
         # Frames with equally many patches share a pass, which then needs neither padding nor a mask.
         seen = [self.tower.encoder(inputs_embeds=hidden[places]).last_hidden_state for places in prepared.alike]

@@ -1,4 +1,4 @@
-"""How SigLIP 2 NaFlex cuts frames, without torch.
+"""The grids of SigLIP 2 NaFlex, without torch.
 
 The model's own processor brings every picture to the largest size of at most 256 patches: smaller ones are enlarged.
 Ours is the same grid, with another filter: bicubic instead of bilinear.
@@ -20,7 +20,7 @@ from allocembed.inputs import Inputs
 if TYPE_CHECKING:
     import torch
 
-LARGEST = 100.0  # most by which the model's own processor enlarges a picture
+LARGEST_ENLARGEMENT = 100.0  # most by which the model's own processor enlarges a picture
 EXACT = 1e-5  # how exactly it finds the factor
 
 
@@ -37,7 +37,7 @@ class SiglipGeometry(Geometry):
         (Grid(rows=12, cols=21), Grid(rows=12, cols=21), Grid(rows=1, cols=256))
         """
         most = self.max_pixels // self.patch**2
-        low, high = EXACT / 10, LARGEST
+        low, high = EXACT / 10, LARGEST_ENLARGEMENT
         while high - low >= EXACT:
             middle = (low + high) / 2
             low, high = (middle, high) if self._scaled(height, width, middle).tokens <= most else (low, middle)

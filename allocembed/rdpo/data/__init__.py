@@ -1,1 +1,1 @@
-"""Where training examples come from: the procedural world, or a .jsonl of real videos."""
+"""Sources of training examples: the procedural world, or a .jsonl of real videos."""

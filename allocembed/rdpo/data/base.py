@@ -111,7 +111,7 @@ class TrainingBatch:
 
 
 class Source(ABC):
-    """Where examples come from."""
+    """A source of examples."""
 
     corpus: TextPool
     """Texts from which global negatives are drawn."""
@@ -120,7 +120,7 @@ class Source(ABC):
     answers: frozenset[str]
     """Texts of the corpus that answer a question."""
     skipped: list[str]
-    """What could not be read, with the reason."""
+    """Files that could not be read, with the reason."""
     held: Sequence[Any] = ()
     """Validation examples, if the source has a list of them."""
 

@@ -118,7 +118,7 @@ class JsonlSource(Source):
         self.answers, self.queries = answers, queries
 
     def _to_hold(self, wanted: int, records: int) -> int:
-        """How many of the records to hold out for validation."""
+        """Number of records to hold out for validation."""
         return wanted
 
     def prepare(self, stream: int, step: int, count: int, budget: Budget, candidates: int, mine: range) -> DecodedBatch:

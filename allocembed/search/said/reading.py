@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from allocembed.errors import VideoError
 from allocembed.files import FileEntry, cannot_read
 from allocembed.search.said.streams import read_streams
-from allocembed.search.said.subtitles import LARGEST, Line, beside, decoded, parse, read_bytes
+from allocembed.search.said.subtitles import LARGEST_SUBTITLES, Line, beside, decoded, parse, read_bytes
 from allocembed.search.store.base import INSIDE, SPEECH, LineStore, TextSource
 from allocembed.threads import map_ordered
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 COMMIT_SOURCES = 256
 LINES_AT_ONCE = 20_000  # that are read before they are committed, if no single source has more
 COMMIT_SECONDS = 5.0
-READERS = 4  # threads that look for streams: opening a file mostly waits for its disk
+STREAM_READERS = 4  # threads that look for streams: opening a file mostly waits for its disk
 OPENED = 64  # videos that are looked at between two answers
 NO_LINES = "no line with a time could be read; check that it is an .srt or .vtt file"
-TOO_LARGE = f"only its first {LARGEST // 1_000_000} MB were read; split it"
+TOO_LARGE = f"only its first {LARGEST_SUBTITLES // 1_000_000} MB were read; split it"
 Note = Callable[[str, str], None]
 """Called with the path of a subtitle file or of a video, and what is wrong with it."""
 
@@ -112,7 +112,7 @@ class SaidReading:
                 self.note(path, cannot_read(error))
                 continue
             lines = parse(decoded(content, path))
-            if not lines or status.st_size > LARGEST:
+            if not lines or status.st_size > LARGEST_SUBTITLES:
                 self.note(path, TOO_LARGE if lines else NO_LINES)
             source = source_id(file.video, content)
             read.append((TextSource(file.path, path, file.video, source, len(lines), *stamp[1:]), lines))
@@ -125,7 +125,7 @@ class SaidReading:
         for first in range(0, len(files), OPENED):
             some = files[first : first + OPENED]
             new = {file.video: file.path for file in some if self._is_wanted(file, INSIDE, recheck)}
-            lines = dict(zip(new, map_ordered(_streams_of, new.values(), workers=READERS), strict=True))
+            lines = dict(zip(new, map_ordered(_streams_of, new.values(), workers=STREAM_READERS), strict=True))
             for file in some:
                 yield file, lines.pop(file.video, None)
 

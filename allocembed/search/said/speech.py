@@ -11,11 +11,11 @@ from av.error import FFmpegError
 
 from allocembed.errors import MissingDependency, SearchError, VideoError
 from allocembed.files import cannot_read
-from allocembed.search.said.subtitles import LONGEST_LINE, MOST_LINES, Line, plain
+from allocembed.search.said.subtitles import LONGEST_LINE, MOST_LINES_OF_FILE, Line, plain
 
 RATE = 16_000  # samples per second, as Whisper expects
-WINDOW = 600  # seconds that are transcribed at once: 38 MB of samples
-LONGEST = 12 * 3600  # seconds of one video that are transcribed
+WINDOW_SECONDS = 600  # seconds that are transcribed at once: 38 MB of samples
+LONGEST_SPEECH = 12 * 3600  # seconds of one video that are transcribed
 JUMP = 1.0  # seconds between two pieces of sound after which a new window begins
 MOST_JUMPS = 500  # in one video: its stamps are noise if it has more
 MODEL = "small"
@@ -47,7 +47,7 @@ class Transcriber:
         return self._model
 
     def lines(self, path: str) -> list[Line]:
-        """What is spoken in a video; nothing if it has no sound. Raise VideoError if the model or the disk fails."""
+        """Lines spoken in a video; none if it has no sound. Raise VideoError if the model or the disk fails."""
         found: list[Line] = []
         for offset, samples in read_sound(path):
             model = self.model
@@ -57,9 +57,9 @@ class Transcriber:
             except (RuntimeError, ValueError, MemoryError) as error:
                 cause = " ".join(str(error).split())[:200]
                 raise VideoError(path, f"cannot be transcribed ({cause}); try a smaller --speech-model") from error
-            if len(found) >= MOST_LINES:
+            if len(found) >= MOST_LINES_OF_FILE:
                 break
-        return [line for line in found[:MOST_LINES] if line.text]
+        return [line for line in found[:MOST_LINES_OF_FILE] if line.text]
 
 
 def _line(offset: float, segment: Any) -> Line:
@@ -89,10 +89,10 @@ def read_sound(path: str) -> Iterator[tuple[float, np.ndarray]]:
             expected = begin + held / RATE
             at = expected if time is None else time
             jump = abs(at - expected) > JUMP and jumps < MOST_JUMPS
-            if parts and (jump or held >= WINDOW * RATE):
+            if parts and (jump or held >= WINDOW_SECONDS * RATE):
                 yield begin, np.concatenate(parts)
                 done, jumps, parts, held = done + held, jumps + jump, [], 0
-            if done >= LONGEST * RATE:
+            if done >= LONGEST_SPEECH * RATE:
                 return
             begin = begin if parts else at
             parts.append(samples)

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 from allocembed.errors import VideoError
-from allocembed.search.said.subtitles import LONGEST_LINE, LONGEST_TIME, MOST_FILES, MOST_LINES, Line, plain
+from allocembed.search.said.subtitles import LONGEST_LINE, LONGEST_TIME, MOST_FILES, MOST_LINES_OF_FILE, Line, plain
 
-SECONDS = 600.0  # that reading the packets of one file may take
+FILE_SECONDS = 600.0  # that reading the packets of one file may take
 UNTIMED = 4.0  # seconds of a line that has no duration
 
 
@@ -62,12 +62,12 @@ def _read(container: Any, streams: list[Any], origin: float, lines: list[Line]) 
 
 
 def _read_packets(packets: Iterable[Any], origin: float, lines: list[Line]) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + FILE_SECONDS
     for packet in packets:
-        if len(lines) >= MOST_LINES:
+        if len(lines) >= MOST_LINES_OF_FILE:
             return
         if time.monotonic() > deadline:
-            raise TimeoutError(None, f"it takes more than {SECONDS / 60:g} minutes")
+            raise TimeoutError(None, f"it takes more than {FILE_SECONDS / 60:g} minutes")
         if packet.pts is None:
             continue
         start = max(0.0, float(packet.pts * packet.time_base) - origin)

@@ -13,12 +13,12 @@ from allocembed.files import NONBLOCK
 from allocembed.video.clip import is_video
 
 SUFFIXES = (".srt", ".vtt")
-LARGEST = 4_000_000  # bytes that are read of a file: the subtitles of a day
-MOST_LINES = 50_000  # of one file or stream
+LARGEST_SUBTITLES = 4_000_000  # bytes that are read of a file: the subtitles of a day
+MOST_LINES_OF_FILE = 50_000  # of one file or stream
 MOST_FILES = 16  # beside one video: languages
 LONGEST_LINE = 500  # characters
-PAUSE = 0.1  # seconds
-FEW = 0.1  # bad bytes for each character beyond ASCII in a file that still counts as UTF-8
+PAUSE_SECONDS = 0.1  # seconds
+FEW_BAD_BYTES = 0.1  # bad bytes for each character beyond ASCII in a file that still counts as UTF-8
 LONGEST_TIME = 100 * 3600.0  # seconds
 CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3}))?"
 TIMES = re.compile(rf"\s*{CLOCK}\s*-{{1,3}}>\s*{CLOCK}")
@@ -43,7 +43,7 @@ OLD_ENCODINGS = {
 
 @dataclass(frozen=True)
 class Line:
-    """What is said from `start` to `end` seconds."""
+    """Words that are said from `start` to `end` seconds."""
 
     start: float
     end: float
@@ -87,7 +87,7 @@ def read_bytes(path: str) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NONBLOCK)) as file:
         if not S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(None, "it is not a regular file")
-        return file.read(LARGEST)
+        return file.read(LARGEST_SUBTITLES)
 
 
 def decoded(content: bytes, name: str = "") -> str:
@@ -103,11 +103,11 @@ def decoded(content: bytes, name: str = "") -> str:
             return content[2:].decode(encoding, errors="replace")
     try:
         # What is cut off within a character is no sign of another encoding.
-        return codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=len(content) < LARGEST)
+        return codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=len(content) < LARGEST_SUBTITLES)
     except UnicodeDecodeError:
         text = content.decode("utf-8-sig", errors="replace")
         bad = text.count("\ufffd")
-        if bad <= FEW * (len(text) - sum(map(str.isascii, text)) - bad):
+        if bad <= FEW_BAD_BYTES * (len(text) - sum(map(str.isascii, text)) - bad):
             return text
         language = Path(Path(name).stem).suffix[1:].lower()
         encoding = OLD_ENCODINGS.get(language) or OLD_ENCODINGS.get(language.split("-")[0], "cp1252")
@@ -125,13 +125,13 @@ def parse(text: str) -> list[Line]:
     for start, end, rows in _cues(text):
         kept = [row for row in map(plain, rows) if row]
         # Captions that roll up repeat the last row without a pause.
-        while kept and lines and kept[0] == last and start - lines[-1].end < PAUSE:
+        while kept and lines and kept[0] == last and start - lines[-1].end < PAUSE_SECONDS:
             lines[-1] = Line(lines[-1].start, max(end, lines[-1].end), lines[-1].text)
             kept = kept[1:]
         if kept:
             last = kept[-1]
             lines.append(Line(start, max(start, end), " ".join(kept)[:LONGEST_LINE]))
-        if len(lines) >= MOST_LINES:
+        if len(lines) >= MOST_LINES_OF_FILE:
             break
     return sorted(lines, key=lambda line: line.start)
 

@@ -1,4 +1,4 @@
-"""Where an index is kept. The scheme of its address names the backend, which an installed package may add.
+"""Stores of indexes. The scheme of an index's address names the store, which an installed package may add.
 
 `base` is the seam. `lance` keeps an index in a folder or in object storage, `postgres` in a database.
 """
@@ -10,8 +10,8 @@ from allocembed.plugins import Names
 from allocembed.remote.objects import is_remote
 from allocembed.search.store.base import (
     INSIDE,
-    LARGE,
-    SMALL,
+    LARGE_COLUMNS,
+    SMALL_COLUMNS,
     SPEECH,
     EmbeddedSegment,
     FoundLine,
@@ -24,8 +24,8 @@ from allocembed.words import without_passwords
 
 __all__ = [
     "INSIDE",
-    "LARGE",
-    "SMALL",
+    "LARGE_COLUMNS",
+    "SMALL_COLUMNS",
     "SPEECH",
     "STORES",
     "EmbeddedSegment",

@@ -34,7 +34,7 @@ from allocembed.search.filters import Filters
 from allocembed.search.said.subtitles import Line
 from allocembed.search.settings import IndexSettings
 
-LARGE = ("film", "picture", "vector")
+LARGE_COLUMNS = ("film", "picture", "vector")
 INSIDE, SPEECH = "inside", "speech"  # origins that belong to the content of a video and not to a path
 
 
@@ -61,12 +61,12 @@ class EmbeddedSegment:
     """(dim,) fp32."""
 
 
-SMALL = tuple(item.name for item in fields(EmbeddedSegment) if item.name not in LARGE)
+SMALL_COLUMNS = tuple(item.name for item in fields(EmbeddedSegment) if item.name not in LARGE_COLUMNS)
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """Where lines come from: a subtitle file, the streams inside a video, or its transcript."""
+    """A source of lines: a subtitle file, the streams inside a video, or its transcript."""
 
     owner: str
     """Path of the video, or its fingerprint for lines that belong to its content."""
@@ -180,7 +180,7 @@ class IndexStore(ABC):
 
     @abstractmethod
     def known_videos(self, videos: Iterable[str]) -> set[str]:
-        """Those of the given contents that have vectors."""
+        """The given contents that have vectors."""
 
     @abstractmethod
     def count(self) -> int:
@@ -256,7 +256,7 @@ class IndexStore(ABC):
 
 
 class LineStore(ABC):
-    """What was said, in the videos of one index."""
+    """Spoken lines in the videos of one index."""
 
     @abstractmethod
     def add(self, read: Sequence[tuple[TextSource, Sequence[Line]]], known: Collection[str]) -> None:
@@ -272,11 +272,11 @@ class LineStore(ABC):
 
     @abstractmethod
     def sources(self) -> list[TextSource]:
-        """Where all lines come from."""
+        """The sources of all lines."""
 
     @abstractmethod
     def counts(self) -> dict[str, int]:
-        """How many lines each source has in fact."""
+        """The number of lines that each source has in fact."""
 
     @abstractmethod
     def ids(self) -> set[str]:
@@ -292,7 +292,7 @@ class LineStore(ABC):
 
     @abstractmethod
     def lines_of(self, video: str) -> list[Line]:
-        """What is said in a video, in order of time."""
+        """Lines that are said in a video, in order of time."""
 
     @abstractmethod
     def find(self, wanted: Sequence[str], limit: int, among: Collection[str] | None = None) -> list[FoundLine]:

@@ -34,8 +34,8 @@ from allocembed.search.said.subtitles import Line
 from allocembed.search.said.words import words
 from allocembed.search.settings import IndexSettings
 from allocembed.search.store.base import (
-    LARGE,
-    SMALL,
+    LARGE_COLUMNS,
+    SMALL_COLUMNS,
     EmbeddedSegment,
     FoundLine,
     IndexBusy,
@@ -54,10 +54,10 @@ except ImportError as error:
     raise MissingDependency("an index in PostgreSQL", "psycopg", "postgres") from error
 
 SCHEMA = "allocembed"
-OLDEST = (0, 8)  # version of pgvector, which is the first to go on searching until a filter has left enough
+OLDEST = (0, 8)  # the first version of pgvector that continues a search until enough rows pass a filter
 INDEXED = 4000  # dimensions that pgvector can index in half precision
 ONE_BY_ONE = 500  # videos whose vectors are compared without the approximate index
-MOST_CANDIDATES = 1000  # that pgvector looks at before it goes on in rounds
+MOST_CANDIDATES = 1000  # that pgvector looks at before it continues in rounds
 USUAL_LINE = 8  # words of a line
 UNREADABLE, UNWRITABLE = "the index cannot be read", "the index cannot be written"
 KINDS = {str: "text", int: "bigint", float: "float8", bytes: "bytea", dict[str, Any]: "text", np.ndarray: "vector"}
@@ -280,7 +280,7 @@ class PostgresStore(IndexStore):
                 connection.execute(f"CREATE INDEX IF NOT EXISTS near ON vectors USING hnsw ({what})".encode())
 
     def _indexed(self, vector: str) -> str:
-        """What the approximate index holds of a vector, in SQL."""
+        """The form of a vector in the approximate index, in SQL."""
         dim = min(len(self.settings.probe), INDEXED)
         return f"subvector({vector}, 1, {dim})::halfvec({dim})"
 
@@ -316,7 +316,7 @@ class PostgresStore(IndexStore):
         return self._segments(large, "video = ANY(%s)", list(videos))
 
     def _segments(self, large: Sequence[str], condition: str, *values: Any) -> dict[str, list[EmbeddedSegment]]:
-        names = [*SMALL, *(name for name in LARGE if name in large)]
+        names = [*SMALL_COLUMNS, *(name for name in LARGE_COLUMNS if name in large)]
         columns = ", ".join(f'"{name}"' for name in names)
         query = f"SELECT video, {columns} FROM vectors WHERE {condition} ORDER BY video, number"
         found: dict[str, list[EmbeddedSegment]] = {}
@@ -412,7 +412,7 @@ class PostgresStore(IndexStore):
 
 
 class PostgresLines(LineStore):
-    """What was said, in the tables `lines` and `subtitles`."""
+    """Spoken lines, in the tables `lines` and `subtitles`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

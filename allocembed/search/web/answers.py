@@ -1,4 +1,4 @@
-"""What the server answers: hits as JSON without the paths of this machine, each with what its score means."""
+"""Answers of the server: hits as JSON without the paths of this machine, each with what its score means."""
 
 import hashlib
 import math
@@ -26,15 +26,15 @@ from allocembed.search.web.folders import FolderNames
 SENTENCES = 8  # in one search
 TOY = "Toy model: {name} knows only the drawn world of the demo. Its scores of real videos mean nothing."
 LOOK_SECONDS = 10.0  # spent on a closer look, for which other searches wait
-REMEMBERED = 256  # queries whose vectors are kept
+REMEMBERED_QUERIES = 256  # queries whose vectors are kept
 Top = Annotated[int, Parameter(ge=1, le=100, description="Most videos to return.")]
 MinScore = Annotated[float | None, Parameter(ge=-1, le=1, description="Lowest score to return.")]
 Sentence = Annotated[str, Parameter(max_length=LONGEST_QUERY)]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A search as it was asked for."""
+class SearchRequest:
+    """The parameters of one search."""
 
     texts: tuple[str, ...]
     unlike: tuple[str, ...]
@@ -52,7 +52,7 @@ def chosen(filters: Filters) -> Filters:
     return filters
 
 
-def asked(
+def search_request(
     filters: Annotated[Filters, Depends(chosen)],
     q: Annotated[list[Sentence], Parameter(max_length=SENTENCES, description="What the video shows.")] = [],  # noqa: B006
     unlike: Annotated[
@@ -62,9 +62,9 @@ def asked(
     dedupe: Annotated[bool, Parameter(description="Leave out near-duplicates of better hits.")] = False,
     top: Top = 12,
     min_score: MinScore = None,
-) -> Asked:
-    """The parameters of a search."""
-    return Asked(tuple(q), tuple(unlike), filters, said, dedupe, top, min_score)
+) -> SearchRequest:
+    """Read the parameters of a search from a request."""
+    return SearchRequest(tuple(q), tuple(unlike), filters, said, dedupe, top, min_score)
 
 
 class Answers:
@@ -82,7 +82,7 @@ class Answers:
         more = {"notice": toy_notice(str(about["backbone"])), "folders": list(self.folders.names())}
         return about | names | more
 
-    def search(self, wanted: Asked, picture: bytes | None = None) -> list[dict[str, Any]]:
+    def search(self, wanted: SearchRequest, picture: bytes | None = None) -> list[dict[str, Any]]:
         """Hits of a search by sentences, a picture, or both."""
         for sentence in (*wanted.texts, *wanted.unlike, *(() if wanted.texts or picture else ("",))):
             check_query(sentence)
@@ -157,7 +157,7 @@ class _Vectors:
         key = hashlib.blake2b(vector.tobytes(), digest_size=8).hexdigest()
         with self.lock:
             self.known[key] = self.known.pop(key, vector)
-            while len(self.known) > REMEMBERED:
+            while len(self.known) > REMEMBERED_QUERIES:
                 del self.known[next(iter(self.known))]
         return key
 
@@ -167,7 +167,7 @@ class _Vectors:
 
 
 def toy_notice(backbone: str) -> str:
-    """What is to be said of a model that knows no real videos; empty for others."""
+    """A notice for a model that knows no real videos; empty for others."""
     try:
         toy = find_entry(backbone).notice is not None
     except AllocEmbedError:

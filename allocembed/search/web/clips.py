@@ -13,9 +13,9 @@ from fastapi.responses import FileResponse, StreamingResponse
 from allocembed.files import FileEntry
 from allocembed.search.cut import cut
 
-LONGEST = 600.0  # seconds of a clip
-LARGEST = 2**30  # bytes that a clip may have, judged by its share of the video
-BLOCK = 1 << 18
+LONGEST_CLIP = 600.0  # seconds of a clip
+LARGEST_CLIP = 2**30  # bytes that a clip may have, judged by its share of the video
+BLOCK_BYTES = 1 << 18
 UNCUT = (".gif",)  # no container into which a cut is written holds what is in these files
 
 
@@ -36,11 +36,11 @@ def check_clip(file: FileEntry, start: float, end: float) -> None:
     """Answer with a 400 unless the times lie in the video, in order, and the clip is not too large."""
     if not 0 <= start < end or start >= max(file.duration, 0.1):
         raise HTTPException(400, f"cannot cut {start:g} to {end:g} seconds: the video has {file.duration:.1f}")
-    if end - start > LONGEST:
-        raise HTTPException(400, f"cannot cut {end - start:.0f} seconds at once: choose at most {LONGEST:.0f}")
+    if end - start > LONGEST_CLIP:
+        raise HTTPException(400, f"cannot cut {end - start:.0f} seconds at once: choose at most {LONGEST_CLIP:.0f}")
     share = min(1.0, (end - start + 20) / max(file.duration, 0.1))  # it begins at a keyframe, some seconds before
-    if share * file.size > LARGEST:
-        raise HTTPException(400, f"the clip would have more than {LARGEST // 2**20} MB: choose a shorter moment")
+    if share * file.size > LARGEST_CLIP:
+        raise HTTPException(400, f"the clip would have more than {LARGEST_CLIP // 2**20} MB: choose a shorter moment")
 
 
 def clip_response(file: FileEntry, start: float, end: float) -> StreamingResponse:
@@ -63,5 +63,5 @@ def clip_response(file: FileEntry, start: float, end: float) -> StreamingRespons
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
     with stream:
-        while block := stream.read(BLOCK):
+        while block := stream.read(BLOCK_BYTES):
             yield block

@@ -15,8 +15,8 @@ from allocembed.remote.objects import is_remote
 if TYPE_CHECKING:
     from allocembed.search.index import VideoIndex
 
-MOST = 500  # names in the list
-SECONDS = 30.0  # after which the list is made again; later if that takes long
+MOST_FOLDERS = 500  # names in the list
+LIST_SECONDS = 30.0  # after which the list is made again; later if that takes long
 
 
 class FolderNames:
@@ -36,7 +36,7 @@ class FolderNames:
                 self._names = folder_names(paths)
                 self._folders = {folder: name for name, folder in self._names.items()}
                 taken = time.monotonic() - started
-                self._due = started + max(SECONDS, 100 * taken)
+                self._due = started + max(LIST_SECONDS, 100 * taken)
             return self._names
 
     def of(self, path: str) -> str:
@@ -46,7 +46,7 @@ class FolderNames:
 
 
 def folder_names(paths: Iterable[str]) -> dict[str, str]:
-    """Folders by the name under which visitors see them; the first `MOST`.
+    """Folders by the name under which visitors see them; the first `MOST_FOLDERS`.
 
     >>> folder_names(["/home/me/Videos/a/1.mp4", "/home/me/Videos/b/c/2.mp4"])
     {'a': '/home/me/Videos/a', 'b': '/home/me/Videos/b', 'b/c': '/home/me/Videos/b/c'}
@@ -76,7 +76,7 @@ def folder_names(paths: Iterable[str]) -> dict[str, str]:
     }:
         shown |= {root: shown[root] + 1 for root in growing}
         found = _named(roots, shown)
-    return {name: str(same[0][1]) for name, same in sorted(found.items())[:MOST]}
+    return {name: str(same[0][1]) for name, same in sorted(found.items())[:MOST_FOLDERS]}
 
 
 def _named(

@@ -1,4 +1,4 @@
-"""What the server allows at the same time, and whose files it trusts: queues, fingerprints, addresses."""
+"""Limits of the server: work at the same time, and files and addresses that it trusts."""
 
 import ipaddress
 import threading
@@ -31,7 +31,7 @@ class WorkQueue:
 
 
 class FileContents(TrustedContents):
-    """The same check, answered with a 410."""
+    """Contents that are checked as elsewhere; a changed file is answered with a 410."""
 
     def check(self, path: Path, video: str) -> None:
         """Answer with a 410 unless the file has the content that was indexed."""

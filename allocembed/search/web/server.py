@@ -37,7 +37,7 @@ try:
 except ImportError as error:
     raise MissingDependency("the search page", "FastAPI and uvicorn", "search") from error
 
-from allocembed.search.web.answers import Answers, Asked, MinScore, Top, asked, chosen
+from allocembed.search.web.answers import Answers, MinScore, SearchRequest, Top, chosen, search_request
 from allocembed.search.web.clips import check_clip, clip_response, is_uncut, whole_response
 from allocembed.search.web.connections import KEEP_ALIVE, limit_connections
 from allocembed.search.web.limits import FileContents, WorkQueue, is_loopback
@@ -46,8 +46,8 @@ from allocembed.search.web.uploads import Uploads, read_body, shrink
 
 WAITING = 16  # searches that may wait or run at the same time
 CUTS = 8  # clips that may wait or be cut at the same time
-LOOKS = 2  # closer looks at a moment that may wait or run at the same time
-MOST_LINES = 20_000  # of one video: a day of speech
+LOOKS_AT_ONCE = 2  # closer looks at a moment that may wait or run at the same time
+MOST_LINES_OF_PAGE = 20_000  # of one video: a day of speech
 COOKIE = "allocembed_token"
 LOCAL = ["localhost", "127.0.0.1", "::1", "[::1]"]
 HEADERS = {
@@ -115,7 +115,7 @@ def _serve_page(app: FastAPI) -> None:
 def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
     answers, queue, uploads = Answers(index), WorkQueue(WAITING, "searches"), Uploads()
     # A closer look takes longer than a search, so few may stand in its way.
-    contents, looks = FileContents(), WorkQueue(LOOKS, "closer looks")
+    contents, looks = FileContents(), WorkQueue(LOOKS_AT_ONCE, "closer looks")
 
     @app.get("/api/info")
     def info() -> dict[str, Any]:
@@ -123,13 +123,15 @@ def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
         return answers.info()
 
     @app.get("/api/search")
-    def search(wanted: Annotated[Asked, Depends(asked)]) -> list[dict[str, Any]]:
+    def search(wanted: Annotated[SearchRequest, Depends(search_request)]) -> list[dict[str, Any]]:
         """Videos that match sentences, best first, each with its best moment."""
         with queue.place():
             return answers.search(wanted)
 
     @app.post("/api/search/image", openapi_extra={"requestBody": {"content": {"image/*": {}}, "required": True}})
-    async def search_image(request: Request, wanted: Annotated[Asked, Depends(asked)]) -> list[dict[str, Any]]:
+    async def search_image(
+        request: Request, wanted: Annotated[SearchRequest, Depends(search_request)]
+    ) -> list[dict[str, Any]]:
         """Videos that show what a picture shows, which is the body of the request: JPEG, PNG or WebP."""
 
         def find(body: bytes) -> list[dict[str, Any]]:
@@ -152,7 +154,7 @@ def _serve_searches(app: FastAPI, index: VideoIndex) -> None:
 
     @app.get("/api/videos/{video}/moment")
     def moment(video: VideoId, query: Annotated[str, Parameter(pattern="^[0-9a-f]{16}$")]) -> dict[str, Any]:
-        """Where in a video the thing is that a search, by the `query` of its hits, looked for."""
+        """The place in a video of the thing that a search looked for, by the `query` of its hits."""
         entry = file_of(index, video)
         contents.check(path_of(entry), video)
         with looks.place(), queue.place():
@@ -182,9 +184,9 @@ def _serve_videos(app: FastAPI, index: VideoIndex) -> None:
 
     @app.get("/api/videos/{video}/lines")
     def lines(video: VideoId) -> list[dict[str, Any]]:
-        """What is said in a video, with times in seconds; the first lines if there are very many."""
+        """Lines that are said in a video, with times in seconds; the first ones if there are very many."""
         file_of(index, video)
-        return [asdict(line) for line in index.lines.lines_of(video)[:MOST_LINES]]
+        return [asdict(line) for line in index.lines.lines_of(video)[:MOST_LINES_OF_PAGE]]
 
     @app.get("/api/videos/{video}/film.jpg", response_class=Response)
     def strip(video: VideoId) -> Response:
@@ -247,7 +249,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def server_config(index: VideoIndex, host: str, port: int, token: str | None) -> uvicorn.Config:
-    """How the application is served."""
+    """Settings of the web server."""
     config = uvicorn.Config(
         make_app(index, token, host=host),
         host=host,
@@ -312,7 +314,7 @@ def _bearer(request: Request) -> str:
 
 
 def _for_visitors(index: VideoIndex, error: Exception, video: str | None) -> str:
-    """What an error says, without the folders of this machine. The whole of it is printed if that is more."""
+    """The message of an error, without the folders of this machine. The whole of it is printed if that is more."""
     try:
         places = places_of(index, video)
     except AllocEmbedError:  # the index cannot be read

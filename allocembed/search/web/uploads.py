@@ -12,10 +12,10 @@ from starlette.requests import ClientDisconnect
 from allocembed.video.images import pillow_to_rgb
 
 KINDS = {"image/jpeg": "JPEG", "image/png": "PNG", "image/webp": "WEBP"}
-LARGEST = 16 * 2**20  # bytes of a picture as it is sent
+LARGEST_UPLOAD = 16 * 2**20  # bytes of a picture as it is sent
 PIXELS = 50_000_000  # a phone's photo has 12 to 50 million; decoded, these are 200 MB at most
-LONGEST = 20_000  # pixels on a side: rows cost memory too, and a file of a few bytes may state millions
-SIDE = 2048  # pixels: more than any model reads
+LONGEST_SIDE = 20_000  # pixels on a side: rows cost memory too, and a file of a few bytes may state millions
+READ_SIDE = 2048  # pixels: more than any model reads
 UPLOADS = 8  # bodies in memory at the same time
 
 
@@ -41,14 +41,14 @@ async def read_body(kind: str | None, length: str | None, parts: AsyncIterator[b
     # A page of another site cannot send these types without asking first, and this server never agrees.
     if (kind or "").partition(";")[0].strip().lower() not in KINDS:
         raise HTTPException(415, f"cannot read this picture: send one of {', '.join(KINDS)}")
-    too_large = HTTPException(413, f"the picture has more than {LARGEST // 2**20} MB: make it smaller")
-    if length is not None and length.isdigit() and int(length) > LARGEST:
+    too_large = HTTPException(413, f"the picture has more than {LARGEST_UPLOAD // 2**20} MB: make it smaller")
+    if length is not None and length.isdigit() and int(length) > LARGEST_UPLOAD:
         raise too_large
     body = bytearray()
     try:
         async for part in parts:
             body += part
-            if len(body) > LARGEST:
+            if len(body) > LARGEST_UPLOAD:
                 raise too_large
     except ClientDisconnect as error:  # nobody reads this answer
         raise HTTPException(400, "the upload was broken off") from error
@@ -56,19 +56,19 @@ async def read_body(kind: str | None, length: str | None, parts: AsyncIterator[b
 
 
 def shrink(data: bytes) -> bytes:
-    """A picture of at most `SIDE` pixels on its longer side; the same bytes if it is one already.
+    """A picture of at most `READ_SIDE` pixels on its longer side; the same bytes if it is one already.
 
     The size that the header states is checked before anything is decoded, so that a small file cannot fill the memory.
     """
     try:
         with Image.open(io.BytesIO(data), formats=list(KINDS.values())) as picture:
             width, height = picture.size
-            if width * height > PIXELS or max(width, height) > LONGEST:
+            if width * height > PIXELS or max(width, height) > LONGEST_SIDE:
                 raise HTTPException(413, f"the picture has {width} × {height} pixels: make it smaller")
-            if max(width, height) <= SIDE:
+            if max(width, height) <= READ_SIDE:
                 picture.load()
                 return data
-            picture.draft("RGB", (SIDE, SIDE))  # a JPEG is decoded at a fraction of its size
+            picture.draft("RGB", (READ_SIDE, READ_SIDE))  # a JPEG is decoded at a fraction of its size
             # Made small first, because conversions hold several copies.
             upright = Image.fromarray(pillow_to_rgb(_made_small(picture)))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -79,10 +79,10 @@ def shrink(data: bytes) -> bytes:
 
 
 def _made_small(picture: Image.Image) -> Image.Image:
-    """A copy of at most `SIDE` pixels on its longer side, with the metadata that says how it is turned."""
+    """A copy of at most `READ_SIDE` pixels on its longer side, with the metadata that says how it is turned."""
     palette = picture.mode in ("P", "1")
     colours = picture.convert("RGBA" if picture.has_transparency_data else "RGB") if palette else picture
-    scale = SIDE / max(picture.size)
+    scale = READ_SIDE / max(picture.size)
     size = [max(1, round(side * scale)) for side in picture.size]
     # Sixteen-bit grey has no filter for reducing.
     gap = None if picture.mode.startswith("I") else 2

@@ -2,7 +2,7 @@
 
 A name of `allocembed.decoders` stands for a subclass of `Decoders`, made once for a device and shared by all threads.
 It opens a `Decoder` for each file. A decoder gets a path or an open file, and gives back values: tables, numbers and
-pixels. How it takes a file apart, in which process or on which device, is its own affair. `allocembed.testing.decoders`
+pixels. Each decoder decides how it reads a file, in which process and on which device. `allocembed.testing.decoders`
 checks both classes.
 """
 
@@ -38,7 +38,7 @@ class VideoInput:
     file: Path | RangedFile | HollowFile
     """A local path, or a file object for what is elsewhere."""
     name: str
-    """What errors call it."""
+    """Its name in errors."""
     limits: DecodeLimits
     stopwatch: Stopwatch
     """To be checked in every loop that a file can make long."""
@@ -46,7 +46,7 @@ class VideoInput:
 
 @dataclass(frozen=True, eq=False)
 class SampleLayout:
-    """Where the samples of a local file are, all (N,) of them, also hidden ones, in the order of the file."""
+    """Places of all samples (N,) of a local file, also of hidden ones, in the order of the file."""
 
     stamps: np.ndarray
     """int64 presentation times in ticks."""
@@ -87,7 +87,7 @@ class FrameTable:
     seek_offset: int = 0
     """Added to a stamp, gives the container's seek target: a presentation time, even where `by` is "dts"."""
     layout: SampleLayout | None = None
-    """Where the frames are in the file, if that is known."""
+    """Places of the frames in the file, if they are known."""
 
     def __post_init__(self) -> None:
         if not len(self.entries):
@@ -144,7 +144,7 @@ class Decoder(ABC):
         """Decode all frames from the start; yield each one's stamp, if it has one, and the pixels of `wanted`."""
 
     def lane(self) -> AbstractContextManager[Any]:
-        """Where pictures are decoded and copied to their clip. Leaving it waits until the clip is complete."""
+        """A lane for decoding pictures and copying them to their clip. Leaving it waits until the clip is complete."""
         return nullcontext()
 
     def close(self) -> None:  # noqa: B027 (some have nothing to release)
@@ -152,10 +152,10 @@ class Decoder(ABC):
 
 
 class Decoders(ABC):
-    """Decoders of one kind, for all threads: what a name of `allocembed.decoders` stands for."""
+    """Decoders of one kind, for all threads. A name of `allocembed.decoders` stands for such a class."""
 
     places = 0
-    """Files that are decoded at the same time beside the cores, as by a GPU. So many more threads read files."""
+    """Files that are decoded at the same time beside the cores, as by a GPU. As many more threads read files."""
 
     @classmethod
     def find(cls, device: str | None, *, named: bool) -> Self | None:
@@ -175,12 +175,12 @@ class Decoders(ABC):
         return cores
 
     def tally(self) -> Tally | None:
-        """Who has decoded how many files so far; None where there is nothing to tell."""
+        """Counts of decoded files so far; None where nothing is counted."""
         return None
 
 
 class Tally(NamedTuple):
-    """How many files a GPU has decoded, and how many PyAV, by reason.
+    """Counts of the files that a GPU has decoded, and of those that PyAV has, by reason.
 
     >>> print(Tally(3, Counter(VP8=2, gif=1)).since(Tally(2, Counter(VP8=2))))
     the GPU decoded 1 file, PyAV 1 (gif)
@@ -190,7 +190,7 @@ class Tally(NamedTuple):
     declined: Counter[str]
 
     def since(self, before: Tally) -> Tally:
-        """What was added to an earlier one."""
+        """The difference from an earlier tally."""
         return Tally(self.files - before.files, self.declined - before.declined)
 
     def __str__(self) -> str:

@@ -247,8 +247,8 @@ class FrameFinder:
             yield from self.codec.decode(packet, wanted=packet.pts is None or packet.pts in kept)
 
     def first(self, table: FrameTable) -> Any:
-        """A frame as FFmpeg decodes it, which says how all frames are to be shown: the first keyframe, or where all
-        keyframes are hidden, which FFmpeg does not give out, the first frame after one."""
+        """Decode the frame that says how all frames are to be shown: the first keyframe. FFmpeg gives out no hidden
+        ones; if all keyframes are hidden, it is the first frame after one."""
         if len(table.keys):
             return next((frame for _, frame in self.keyframes(table, [int(table.keys[0])])), None)
         packets = self.demuxer.packets_from(table, int(table.entries[0])) if len(table.entries) else iter(())

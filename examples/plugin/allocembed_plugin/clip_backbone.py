@@ -27,7 +27,7 @@ class FramesOfOneSize:
 
 
 @dataclass(frozen=True, eq=False)
-class TowerInputs:
+class ClipTowerInputs:
     """Frames by size, and the places of all patches (N,) and frames (C,) among those sorted by size."""
 
     sizes: tuple[FramesOfOneSize, ...]
@@ -66,7 +66,7 @@ class ClipBackbone(FrameMeanBackbone):
             found.append(F.normalize(self.model.text_projection(states)[0], dim=-1).float())
         return found
 
-    def prepare_tower(self, grids: np.ndarray) -> TowerInputs:
+    def prepare_tower(self, grids: np.ndarray) -> ClipTowerInputs:
         counts = grids.prod(-1)
         starts, sizes, frames = np.cumsum(counts) - counts, [], []
         for rows, cols in np.unique(grids, axis=0).tolist():
@@ -76,14 +76,14 @@ class ClipBackbone(FrameMeanBackbone):
             frames.append(alike)
         patches = torch.cat([each.places.flatten() for each in sizes]).argsort()
         order = torch.from_numpy(np.argsort(np.concatenate(frames)))
-        return TowerInputs(tuple(sizes), patches, send(order, self.device))
+        return ClipTowerInputs(tuple(sizes), patches, send(order, self.device))
 
     def _positions(self, rows: int, cols: int) -> torch.Tensor:
         embeddings = self.model.vision_model.embeddings
         shape = torch.empty((1, 1 + rows * cols, embeddings.embed_dim), device="meta")  # only its shape is read
         return embeddings.interpolate_pos_encoding(shape, rows * embeddings.patch_size, cols * embeddings.patch_size)
 
-    def run_tower(self, pixels: torch.Tensor, prepared: TowerInputs) -> TowerOutput:
+    def run_tower(self, pixels: torch.Tensor, prepared: ClipTowerInputs) -> TowerOutput:
         tower = self.model.vision_model
         patches = F.linear(pixels, tower.embeddings.patch_embedding.weight.flatten(1))
         tokens, frames = [], []

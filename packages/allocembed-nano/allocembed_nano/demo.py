@@ -31,8 +31,8 @@ from allocembed.output.files import whole_file
 from allocembed_nano import nanoret, world
 
 SEED = 27_182_001  # of the demo's own test videos
-VIDEOS = 12
-QUERIES = 5
+DEMO_VIDEOS = 12
+DEMO_QUERIES = 5
 SAMPLE = 40  # videos of each benchmark set in the comparison
 METHODS = ("base", "full", "uniform", "content")
 SIZE = (216, 288)  # height, width: more than a nano model needs, but written in a second or two
@@ -65,7 +65,7 @@ def run_demo(
     out: Path,
     backbone: str = "nano-qwen3",
     *,
-    videos: int = VIDEOS,
+    videos: int = DEMO_VIDEOS,
     sample: int = SAMPLE,
     serve: bool = False,
     device: str = "auto",
@@ -216,7 +216,7 @@ def _serve(
 def _moments(timelines: world.Timelines, paths: Sequence[Path]) -> tuple[list[str], list[Path]]:
     """Sentences about one moment of a few videos, and the paths of these videos."""
     source = random.Random(SEED)
-    chosen = sorted(source.sample(range(len(paths)), min(QUERIES, len(paths))))
+    chosen = sorted(source.sample(range(len(paths)), min(DEMO_QUERIES, len(paths))))
     events = [source.randrange(int(timelines.events[video])) for video in chosen]
     queries = [world.describe_moment(timelines, v, event, source) for v, event in zip(chosen, events, strict=True)]
     return queries, [paths[video] for video in chosen]
@@ -245,7 +245,7 @@ def _ignore(out: Path) -> None:
 
 
 class _Course(ProgressLine):
-    """How far the whole demo is, in per cent."""
+    """Progress of the whole demo, in per cent."""
 
     def pace(self) -> str:
         return f"{self.done} %"

@@ -51,7 +51,7 @@ TEST_SEEDS = {"short": 31_415_001, "long": 31_415_002, "qa": 31_415_003}
 VIDEOS = 500
 CLIP_QUERIES = 3  # at most this many moments of each video are queries
 NOMINAL_FRAMES = USUAL_FRAMES  # of every video, whatever its duration: as many as its file would have
-AT_ONCE = 32  # videos in memory
+VIDEOS_IN_MEMORY = 32  # videos in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,10 +253,10 @@ def _embed(embedders: Mapping[str, AllocEmbed], videos: VideoSet) -> Iterator[tu
     asked = [question.text for question in questions(videos)] if videos.name == "qa" else None
     counts = sorted({embedder.frames_wanted for embedder in embedders.values()})
     device = next(iter(embedders.values())).backbone.device
-    batch = 4 if device.type == "cpu" else AT_ONCE
-    for start in range(0, len(videos), AT_ONCE):
-        clips = clips_of(videos, range(start, min(start + AT_ONCE, len(videos))), counts, device)
-        some = asked[start : start + AT_ONCE] if asked else None
+    batch = 4 if device.type == "cpu" else VIDEOS_IN_MEMORY
+    for start in range(0, len(videos), VIDEOS_IN_MEMORY):
+        clips = clips_of(videos, range(start, min(start + VIDEOS_IN_MEMORY, len(videos))), counts, device)
+        some = asked[start : start + VIDEOS_IN_MEMORY] if asked else None
         for label, embedder in embedders.items():
             for result in embedder.stream(clips[embedder.frames_wanted], some, batch=batch):
                 if isinstance(result, Failure):

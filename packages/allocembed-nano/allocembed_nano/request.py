@@ -1,4 +1,4 @@
-"""What to evaluate on NanoRet. Creating a request checks every name; importing this module does not import torch."""
+"""Requests for NanoRet. Creating one checks every name; importing this module does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

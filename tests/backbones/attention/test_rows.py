@@ -25,7 +25,7 @@ def places() -> torch.Tensor:
 
 
 def dense(query, key, value, causal, radius) -> torch.Tensor:
-    """The same with one mask over all tokens."""
+    """Attention within rows, computed with one mask over all tokens."""
     row = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     mask = row[:, None] == row
     if radius is not None:

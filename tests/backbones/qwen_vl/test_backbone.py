@@ -1,4 +1,4 @@
-"""What is Qwen-VL's own: layouts, position rules, and the library's bits on a CPU."""
+"""Qwen-VL's own parts: layouts, position rules, and the library's bits on a CPU."""
 
 import numpy as np
 import pytest

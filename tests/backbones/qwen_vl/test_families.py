@@ -1,4 +1,4 @@
-"""What younger Qwen families add: windows in the tower, positions in time, recurrent layers; and layouts as data."""
+"""Parts of younger Qwen families: windows in the tower, positions in time, recurrent layers; and layouts as data."""
 
 import shutil
 
@@ -9,7 +9,7 @@ import torch
 from allocembed.backbones.base import Prompt
 from allocembed.backbones.checkpoint import find_entry
 from allocembed.backbones.loading import load_backbone
-from allocembed.backbones.qwen_vl.language import set_apart
+from allocembed.backbones.qwen_vl.language import unpacked_places
 from allocembed.backbones.qwen_vl.layouts import FIRST, LAYOUTS
 from allocembed.backbones.qwen_vl.positions import RULES
 from allocembed.backbones.qwen_vl.tower import find_windows
@@ -100,8 +100,8 @@ def test_positions_of_a_row_do_not_depend_on_the_rows_beside_it(qwen25):
 
 
 def test_packed_rows_are_set_apart_and_put_back():
-    apart = set_apart([2, 3], torch.device("cpu"))
-    assert apart.places.tolist() == [[0, 1, 2], [2, 3, 4]] and apart.back.tolist() == [0, 1, 3, 4, 5]
+    unpacked = unpacked_places([2, 3], torch.device("cpu"))
+    assert unpacked.places.tolist() == [[0, 1, 2], [2, 3, 4]] and unpacked.back.tolist() == [0, 1, 3, 4, 5]
 
 
 def test_recurrent_layers_would_leak_if_packed_rows_were_not_set_apart(qwen35_folder, monkeypatch):
@@ -109,7 +109,8 @@ def test_recurrent_layers_would_leak_if_packed_rows_were_not_set_apart(qwen35_fo
     items = mixed(backbone)
     right = backbone.embed(items, batching="pack")
     monkeypatch.setattr(
-        "allocembed.backbones.qwen_vl.qwen3.set_apart", lambda lengths, device: set_apart([sum(lengths)], device)
+        "allocembed.backbones.qwen_vl.qwen3.unpacked_places",
+        lambda lengths, device: unpacked_places([sum(lengths)], device),
     )
     assert (backbone.embed(items, batching="pack") - right).abs().max() > 1e-3
 

@@ -1,4 +1,4 @@
-"""What the tests of the page look at."""
+"""Parts of the page that its tests look at."""
 
 import json
 

@@ -44,7 +44,7 @@ def test_a_damaged_video_gives_the_lines_before_the_damage(tmp_path):
 
 def test_what_cannot_be_opened_or_takes_too_long_is_an_error_and_not_a_video_without_lines(tmp_path, monkeypatch):
     path = write_with_subtitles(tmp_path / "a.mkv")
-    monkeypatch.setattr(streams, "SECONDS", -1.0)
+    monkeypatch.setattr(streams, "FILE_SECONDS", -1.0)
     for cause in ("more than", "Invalid data", "No such file"):
         with pytest.raises(VideoError, match=f"its subtitles cannot be read .*{cause}"):
             read_streams(str(path))

@@ -82,7 +82,7 @@ def test_encodings_are_recognised(text, encoding, name):
 
 
 def test_a_character_cut_in_two_by_the_limit_is_left_out(monkeypatch):
-    monkeypatch.setattr(subtitles, "LARGEST", 4)
+    monkeypatch.setattr(subtitles, "LARGEST_SUBTITLES", 4)
     assert decoded("aä走".encode()[:4]) == "aä"
 
 
@@ -94,7 +94,9 @@ def test_ten_megabytes_of_anything_are_read_in_bounded_time(tmp_path):
         started = time.monotonic()
         lines = parse(decoded(read_bytes(str(path)), path.name))
         assert time.monotonic() - started < 5
-        assert len(lines) <= subtitles.MOST_LINES and all(len(line.text) <= subtitles.LONGEST_LINE for line in lines)
+        assert len(lines) <= subtitles.MOST_LINES_OF_FILE and all(
+            len(line.text) <= subtitles.LONGEST_LINE for line in lines
+        )
 
 
 def test_a_fifo_is_not_waited_for(tmp_path):

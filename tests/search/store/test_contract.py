@@ -22,7 +22,7 @@ class TestLanceInAFolder(StoreContract):
 class TestLanceInABucket(StoreContract):
     @pytest.fixture
     def store_address(self, bucket, monkeypatch) -> str:
-        monkeypatch.setattr(lease, "SECONDS", 1.0)
+        monkeypatch.setattr(lease, "LEASE_SECONDS", 1.0)
         return f"{bucket}/videos.index"
 
 

@@ -28,7 +28,7 @@ def videos(bucket, object_server, originals) -> str:
 @pytest.fixture
 def quick(monkeypatch) -> None:
     """Leases that end after a second."""
-    monkeypatch.setattr(lease, "SECONDS", 1.0)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 1.0)
 
 
 def test_videos_in_a_bucket_get_the_same_vectors_in_an_index_in_a_bucket(bucket, videos, config, embedder, finished):

@@ -21,10 +21,10 @@ from allocembed.errors import SearchError
 from allocembed.remote.objects import ConditionFailed, StorageFailure, Version, create, delete, read, replace
 
 LEASE = "indexing.lease"
-SECONDS = 20.0  # without a renewal, after which a lease may be taken over
+LEASE_SECONDS = 20.0  # without a renewal, after which a lease may be taken over
 RENEWALS = 4  # in that time
 SKEW = 60.0  # seconds that the clocks of two machines may differ
-LOST = (
+LOST_LEASE = (
     "the lease of the index at {} was lost, because it could not be renewed in time or another run took it over: run "
     "the same command again; what was indexed before is kept"
 )
@@ -41,7 +41,7 @@ class LeaseHeld(SearchError):  # noqa: N818 (named for what happened)
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What the object says."""
+    """The content of the object."""
 
     owner: str
     """Empty: nobody holds it."""
@@ -85,7 +85,7 @@ class Lease:
                 found = LeaseRecord.parse(content)
                 if watched is None:
                     watched, since = version, time.monotonic()
-                past = found.expires + SKEW < time.time() or time.monotonic() - since > SECONDS
+                past = found.expires + SKEW < time.time() or time.monotonic() - since > LEASE_SECONDS
                 if found.owner == self.owner:  # an answer was lost on its way, and the request repeated
                     self._version = version
                     break
@@ -98,14 +98,14 @@ class Lease:
                     break
             except (FileNotFoundError, ConditionFailed):
                 continue
-            time.sleep(SECONDS / RENEWALS / 10)
+            time.sleep(LEASE_SECONDS / RENEWALS / 10)
         self._renewed = time.monotonic()
         self._thread.start()
 
     def check(self) -> None:
         """Raise SearchError if the lease is not held any more. Whoever writes asks first."""
-        if self._lost.is_set() or time.monotonic() - self._renewed > SECONDS:  # the process may have been asleep
-            raise SearchError(LOST.format(self.uri))
+        if self._lost.is_set() or time.monotonic() - self._renewed > LEASE_SECONDS:  # the process may have been asleep
+            raise SearchError(LOST_LEASE.format(self.uri))
 
     def release(self) -> None:
         """Give the lease back, if it is still held."""
@@ -117,7 +117,7 @@ class Lease:
                 replace(self.address, free.encode(), self._version)
 
     def _record(self) -> LeaseRecord:
-        return LeaseRecord(self.owner, platform.node(), time.time() + SECONDS)
+        return LeaseRecord(self.owner, platform.node(), time.time() + LEASE_SECONDS)
 
     def _renew(self) -> None:
         try:
@@ -127,7 +127,7 @@ class Lease:
                 self._lost.set()
 
     def _keep_renewing(self) -> None:
-        while not self._stop.wait(SECONDS / RENEWALS):
+        while not self._stop.wait(LEASE_SECONDS / RENEWALS):
             begun = time.monotonic()
             try:
                 self._version = replace(self.address, self._record().encode(), self._version)
@@ -137,7 +137,7 @@ class Lease:
             except (ConditionFailed, FileNotFoundError):
                 if not self._is_ours():
                     self._lost.set()
-            if time.monotonic() - self._renewed > SECONDS:
+            if time.monotonic() - self._renewed > LEASE_SECONDS:
                 self._lost.set()
             if self._lost.is_set():
                 return

@@ -21,7 +21,7 @@ from allocembed.paths import is_folder
 from allocembed.remote.objects import is_remote
 from allocembed.search.filters import Filters
 from allocembed.search.settings import IndexSettings
-from allocembed.search.store.base import SMALL, EmbeddedSegment, IndexStore
+from allocembed.search.store.base import SMALL_COLUMNS, EmbeddedSegment, IndexStore
 from allocembed.search.store.lance import storage
 from allocembed.search.store.lance.lease import Lease
 from allocembed.search.store.lance.lines import LanceLines
@@ -212,7 +212,7 @@ class LanceStore(IndexStore):
     def _segments(self, conditions: Sequence[str], large: Sequence[str]) -> dict[str, list[EmbeddedSegment]]:
         found: dict[str, list[EmbeddedSegment]] = {}
         for condition in conditions:
-            for row in self._rows(condition, ["video", *SMALL, *large]):
+            for row in self._rows(condition, ["video", *SMALL_COLUMNS, *large]):
                 found.setdefault(row.pop("video"), []).append(_segment(row))
         return {video: sorted(segments, key=lambda segment: segment.number) for video, segments in found.items()}
 
@@ -248,7 +248,7 @@ class LanceStore(IndexStore):
         return [{**row, "vector": vector} for row, vector in zip(rows, vectors, strict=True)]
 
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same rows, if each has all its values: a damaged manifest may hide a column."""
+        """Return the rows if each has all its values: a damaged manifest may hide a column."""
         if any(value is None for row in rows for value in row.values()):
             raise self._damaged()
         return rows

@@ -32,8 +32,8 @@ WITH_CHROMA = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)  # 
 TEMPORAL_DELIMITER, SEQUENCE_HEADER = 2, 1  # kinds of AV1's units
 
 
-class Entry(Enum):
-    """Where decoding can start with a picture."""
+class StartPoint(Enum):
+    """The condition for decoding to start with a picture."""
 
     ANYWHERE = "anywhere"
     AFTER_END = "after the end of a sequence"
@@ -41,18 +41,18 @@ class Entry(Enum):
 
 
 class Stream:
-    """How the packets of one stream are written, and what they need of a decoder."""
+    """The format of one stream's packets, and their needs of a decoder."""
 
     def __init__(self, name: str, extradata: bytes, convert: Callable[[Packet], Iterable[Any]] | None) -> None:
         self.codec = CODECS[name]
         self.kind: Hashable = extradata if extradata or self.codec in ("VP9", "AV1") else self
-        """What a decoder is set up for: the parameter sets, which other files may share; or this stream alone."""
+        """The key of a decoder's setup: the parameter sets, which other files may share; or this stream alone."""
         self._convert = convert
         self._length_bytes = 0
         self.headers = b""
         """The parameter sets behind start codes, if they stand outside of the packets, as in an MP4."""
         self._parameters = b""
-        """What the decoder is set up for; empty before it is known."""
+        """The parameter sets of the decoder; empty before they are known."""
         if convert is not None:
             self._length_bytes = (extradata[4 if name == "h264" else 21] & 3) + 1
             units = (_avc_units if name == "h264" else _hevc_units)(extradata)
@@ -94,7 +94,7 @@ class Stream:
                 return found[1]
         return False
 
-    def mark_units(self, data: memoryview) -> tuple[Entry, bool]:
+    def mark_units(self, data: memoryview) -> tuple[StartPoint, bool]:
         """Write start codes over the lengths of a picture's units.
 
         Return where decoding can start with this picture, if what is shown before it is left out, and whether no other
@@ -109,7 +109,7 @@ class Stream:
             if end > len(data):
                 raise CannotDecodeHere("damaged packets")
         self._compare(in_units(self.codec, first))
-        return found or (Entry.NOWHERE, False)
+        return found or (StartPoint.NOWHERE, False)
 
     def _compare(self, stated: bytes) -> None:
         """Raise CannotDecodeHere if a picture states other parameters than those before it."""
@@ -132,14 +132,14 @@ class Stream:
             yield at, end
             at = end
 
-    def _judge(self, first: int) -> tuple[Entry, bool] | None:
+    def _judge(self, first: int) -> tuple[StartPoint, bool] | None:
         """From the first byte of a unit, what `mark_units` returns; None if it is not a picture's."""
         if self.codec == "H264":
-            entry = Entry.ANYWHERE if first & 31 == IDR else Entry.NOWHERE
+            entry = StartPoint.ANYWHERE if first & 31 == IDR else StartPoint.NOWHERE
             return (entry, not first >> 5 & 3) if 1 <= first & 31 <= IDR else None
         kind = first >> 1 & 63
-        entry = Entry.AFTER_END if kind in HEVC_KEYFRAMES else Entry.NOWHERE
-        entry = Entry.ANYWHERE if kind in HEVC_IDR else entry
+        entry = StartPoint.AFTER_END if kind in HEVC_KEYFRAMES else StartPoint.NOWHERE
+        entry = StartPoint.ANYWHERE if kind in HEVC_IDR else entry
         return (entry, kind < 16 and not kind % 2) if kind < 32 else None
 
 
@@ -195,7 +195,7 @@ def in_units(codec: str, units: Iterable[bytes | memoryview]) -> bytes:
 
 
 def in_packet(codec: str, data: bytes | memoryview) -> bytes:
-    """What a packet states, with units behind start codes; empty if it states nothing."""
+    """Parameter sets in a packet, with units behind start codes; empty if it has none."""
     if codec == "VP9":
         return _vp9(data)
     if codec == "AV1":

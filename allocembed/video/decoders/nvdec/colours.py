@@ -33,7 +33,7 @@ logger = logging.getLogger("allocembed")
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """How pictures of one size become pictures with square pixels and whole chroma. Tensors are on the GPU."""
+    """Filters that give pictures of one size square pixels and whole chroma. Tensors are on the GPU."""
 
     luma: tuple[torch.Tensor, torch.Tensor]
     """Across: the first values (W',) and the weights (W', taps), int32."""
@@ -67,7 +67,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Colours:
-    """What the numbers of a stream mean."""
+    """The meaning of a stream's numbers: matrix, range and bits."""
 
     matrix: int
     """AVColorSpace, a key of `SHARES`."""
@@ -180,7 +180,7 @@ def _on(device: torch.device, filter: Filter) -> tuple[torch.Tensor, torch.Tenso
 
 @dataclass(frozen=True)
 class Orientation:
-    """How a decoded picture is turned to stand upright."""
+    """The turn that makes a decoded picture stand upright."""
 
     swap: bool = False
     """Rows become columns, first."""
@@ -227,7 +227,7 @@ def bicubic(old: int, new: int, *, total: int, taps_by: int, place: int = MIDDLE
 
 
 def _sampled(old: int, new: int, step: int, place: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Where each new value's taps begin, their weights, and the weight that stands for 1."""
+    """Starts of each new value's taps, their weights, and the weight that stands for 1."""
     one = 1 << (54 - min(max(1, old // new).bit_length() - 1, 8))
     taps = 5 if step <= 1 << 16 else 1 + -(-4 * old // new)
     taps = max(1, min(taps, old - 2))

@@ -13,7 +13,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from allocembed.video.decoders.nvdec.colours import Colours, Scaling
 
-BLOCK = 512  # pixels of a row that a program makes
+BLOCK_PIXELS = 512  # pixels of a row that a program makes
 # Otherwise a kernel would be built again for values that are divisible by 16, or 1.
 VALUES = ["step", "height", "width", "black", "gain", "red", "blue", "from_blue", "from_red"]
 
@@ -23,7 +23,7 @@ def to_rgb(surface: torch.Tensor, colours: Colours) -> torch.Tensor:
     height, width = surface.shape[0] * 2 // 3, surface.shape[1]
     made, grid = _picture(surface, height, width)
     with torch.cuda.device_of(surface):
-        _convert[grid](surface, made, surface.stride(0), height, width, colours.black, *colours.factors, BLOCK)
+        _convert[grid](surface, made, surface.stride(0), height, width, colours.black, *colours.factors, BLOCK_PIXELS)
     return made
 
 
@@ -35,13 +35,13 @@ def scale(surface: torch.Tensor, colours: Colours, scaling: Scaling) -> torch.Te
     taps = [pair[1].shape[1] for pair in (scaling.luma, scaling.chroma, scaling.rows)]
     with torch.cuda.device_of(surface):
         _scale[grid](surface, made, *filters, surface.stride(0), height, width, colours.black, *colours.factors,
-                     *taps, colours.bits, BLOCK)  # fmt: skip
+                     *taps, colours.bits, BLOCK_PIXELS)  # fmt: skip
     return made
 
 
 def _picture(surface: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, tuple[int, int]]:
     made = torch.empty((height, width, 3), dtype=torch.uint8, device=surface.device)
-    return made, (triton.cdiv(width, BLOCK), height)
+    return made, (triton.cdiv(width, BLOCK_PIXELS), height)
 
 
 @triton.jit(do_not_specialize=VALUES)
@@ -117,5 +117,5 @@ def _byte(values):
 
 @triton.jit
 def _upper_byte(values):
-    """Of numbers of 30 bits."""
+    """The upper byte of numbers of 30 bits."""
     return _byte(values >> 22)

@@ -27,10 +27,10 @@ from allocembed.video.decoders.base import FrameTable, Picture, SampleLayout, Ta
 from allocembed.video.decoders.nvdec import CannotDecodeHere, HardwareError
 from allocembed.video.decoders.nvdec.bitstream import Stream, describe
 from allocembed.video.decoders.nvdec.display import Display, check_format, find_display
-from allocembed.video.decoders.nvdec.gpu import BesidePyAV
+from allocembed.video.decoders.nvdec.gpu import PyAVCompanion
 from allocembed.video.decoders.nvdec.groups import Group, GroupDecoder, GroupReader, OpenGroup, plan
-from allocembed.video.decoders.nvdec.sessions import Session, Slot, Surface
-from allocembed.video.decoders.nvdec.turns import Place
+from allocembed.video.decoders.nvdec.sessions import DecoderSlot, Session, Surface
+from allocembed.video.decoders.nvdec.turns import DecoderPlace
 from allocembed.video.decoders.pyav import FrameFinder, PyAVDecoder
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
     from allocembed.video.decoders.nvdec.gpu import Nvdec
 
-OTHERS = 0.5  # what FFmpeg takes for a picture beside other work, relative to the first keyframe (H.264, 720p)
+BESIDE_OTHERS = 0.5  # what FFmpeg takes for a picture beside other work, relative to the first keyframe (H.264, 720p)
 WAITING_BYTES = 1 << 29  # of pictures of one file, decoded in several sessions, that wait for earlier ones
 PACKETS = 64  # in which pictures are shown in another order than they are decoded, if that is so at all
 logger = logging.getLogger("allocembed")
 
 
-class NvdecDecoder(BesidePyAV):
+class NvdecDecoder(PyAVCompanion):
     """Decodes one file on the GPU, and with PyAV what the GPU cannot."""
 
-    def __init__(self, gpu: Nvdec, slot: Slot, pyav: PyAVDecoder, place: Place | None) -> None:
+    def __init__(self, gpu: Nvdec, slot: DecoderSlot, pyav: PyAVDecoder, place: DecoderPlace | None) -> None:
         super().__init__(pyav)
         # FFmpeg decodes a single picture, unless it has to take over.
         self.demuxer.stream.codec_context.thread_count = 1
@@ -115,7 +115,7 @@ class NvdecDecoder(BesidePyAV):
                     yield index, stamp, pixels
                 self._count(None)
                 if self._session is not None:
-                    self._guess = OTHERS * self._keyframe_seconds * (self._session.pictures - self._before)
+                    self._guess = BESIDE_OTHERS * self._keyframe_seconds * (self._session.pictures - self._before)
                 return
         except CannotDecodeHere as reason:
             self._unable = str(reason)
@@ -177,7 +177,7 @@ class NvdecDecoder(BesidePyAV):
             yield from self._decode_groups(table, deque(groups), finder.keyframes)
 
     def _layout(self, table: FrameTable) -> SampleLayout | None:
-        """Where the pictures are, if they can be read from the file without PyAV."""
+        """Places of the pictures, if they can be read from the file without PyAV."""
         assert self._stream is not None
         assert self._session is not None
         if table.layout is None or not isinstance(self.demuxer.file, Path) or not self._stream.in_place:
@@ -186,7 +186,7 @@ class NvdecDecoder(BesidePyAV):
             self._own = self._group_decoder(self.slot, self._session, table.layout)
         return table.layout
 
-    def _group_decoder(self, slot: Slot, session: Session, layout: SampleLayout) -> GroupDecoder:
+    def _group_decoder(self, slot: DecoderSlot, session: Session, layout: SampleLayout) -> GroupDecoder:
         assert self._stream is not None
         assert self._display is not None
         assert isinstance(self.demuxer.file, Path)
@@ -211,7 +211,7 @@ class NvdecDecoder(BesidePyAV):
                 self._own.start()
         yield from self._own.finish()
 
-    def _borrow(self, groups: Sequence[Group]) -> list[Slot]:
+    def _borrow(self, groups: Sequence[Group]) -> list[DecoderSlot]:
         """Other slots in which a session of this file's kind is idle, with a place for each, to decode groups at once.
 
         Pictures wait there until it is their turn, so there are only as many slots as memory for them.
@@ -231,7 +231,7 @@ class NvdecDecoder(BesidePyAV):
         return slots[:used]
 
     def _decode_side_by_side(
-        self, table: FrameTable, left: deque[Group], slots: Sequence[Slot]
+        self, table: FrameTable, left: deque[Group], slots: Sequence[DecoderSlot]
     ) -> Iterator[tuple[int, Any]]:
         """Decode groups in this slot and others, and take them from `left`, until one has to be decoded otherwise."""
         assert self._own is not None
@@ -312,8 +312,8 @@ class NvdecDecoder(BesidePyAV):
         self._before = self._session.pictures
 
     def _check_order(self, table: FrameTable) -> None:
-        """Raise TableMismatch if the times of a file may not be in the order of its pictures, as where a muxer has
-        written times of decoding: the GPU would not notice, since it gives times back in ascending order."""
+        """Raise TableMismatch if the times of a file may not be in the order of its pictures. A muxer may have written
+        times of decoding. The GPU would not notice, since it gives times back in ascending order."""
         if self._in_order or not self.demuxer.stream.codec_context.has_b_frames:
             return
         if table.layout is not None:

@@ -1,4 +1,4 @@
-"""How the pictures of a file on a GPU are to be shown: their colours, shape and turn."""
+"""Colours, shape and turn of a file's pictures on a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FORMATS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
 PLACES = [(across, down) for down in (MIDDLE, 64, 192) for across in (64, MIDDLE)]
-"""Where chroma may lie: on every second column or between two, and between two rows or on one of them."""
+"""Places of chroma: on every second column or between two, and between two rows or on one of them."""
 ROWS = 14  # of the noise that is compared: enough for all taps down, which are the same for every height above
 _equal: dict[tuple[str, int, Colours, torch.device], bool] = {}
 """Whether pictures that are not scaled come out as FFmpeg's, by format, width, colours and GPU."""
@@ -26,7 +26,7 @@ _equal: dict[tuple[str, int, Colours, torch.device], bool] = {}
 
 @dataclass(frozen=True)
 class Display:
-    """What a file's first keyframe says about all of its pictures."""
+    """Colours, orientation and size of a file's pictures, as its first keyframe states them."""
 
     colours: Colours
     orientation: Orientation
@@ -39,12 +39,12 @@ class Display:
 
     @property
     def bytes(self) -> int:
-        """Of a picture on the GPU."""
+        """Bytes of a picture on the GPU."""
         return self.size[0] * self.size[1] * 3 // 2 * (1 if self.colours.bits == 8 else 2)
 
     @property
     def rgb_bytes(self) -> int:
-        """Of a picture as it is shown."""
+        """Bytes of a picture as it is shown."""
         return 3 * self.size[0] * self.width
 
     def to_rgb(self, frame: Any) -> torch.Tensor:
@@ -69,7 +69,7 @@ def check_format(frame: VideoFrame) -> int:
 
 
 def find_display(decoder: PyAVDecoder, frame: VideoFrame, device: torch.device) -> Display:
-    """How pictures like this one, which FFmpeg has decoded, are shown on a device."""
+    """The display on a device of pictures like this one, which FFmpeg has decoded."""
     demuxer, bits, width = decoder.demuxer, check_format(frame), shown_width(decoder.demuxer, frame)
     demuxer.limits.check_pixels(width, frame.height, demuxer.source)
     matrix = MATRICES.get(frame.colorspace, BT601)
@@ -81,7 +81,7 @@ def find_display(decoder: PyAVDecoder, frame: VideoFrame, device: torch.device) 
 def _find_scaling(
     decoder: PyAVDecoder, frame: VideoFrame, colours: Colours, width: int, device: torch.device
 ) -> Scaling | None:
-    """How FFmpeg scales pictures like this one to `width`. None if it does not.
+    """FFmpeg's scaling of pictures like this one to `width`. None if it does not scale them.
 
     FFmpeg converts differently on some processors, PyAV does not tell where chroma lies, and a compiler may err
     on a new GPU. So a picture of noise is converted both ways, ours on the device. If none gives FFmpeg's picture,
@@ -118,7 +118,7 @@ def _noise_by_ffmpeg(decoder: PyAVDecoder, frame: VideoFrame, bits: int) -> np.n
 def _noise_in_rgb(
     coded: int, colours: Colours, device: torch.device, width: int | None = None, place: tuple[int, int] = PLACES[0]
 ) -> np.ndarray:
-    """The same noise, as the device converts what it decodes. It is scaled to `width`, if that is given."""
+    """Noise as the device converts decoded pictures to RGB, scaled to `width` if that is given."""
     luma, *both = _noise(coded, colours.bits)
     surface = np.concatenate([luma, np.stack(both, -1).reshape(ROWS // 2, -1)])
     if colours.bits > 8:

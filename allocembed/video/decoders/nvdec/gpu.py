@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from allocembed.video.decoders.nvdec.bitstream import Stream
-    from allocembed.video.decoders.nvdec.sessions import Slot
+    from allocembed.video.decoders.nvdec.sessions import DecoderSlot
 
 LIBRARY = "PyNvVideoCodec"
 BUSY = "all decoders were busy"
@@ -45,7 +45,7 @@ class Nvdec(Decoders):
         self.files = 0
         """Files that the GPU decoded."""
         self.shared, self.turns = shared, Turns(self.places)
-        self._idle: list[Slot] = []
+        self._idle: list[DecoderSlot] = []
         self._able: dict[tuple[str, int], dict[str, int]] = {}
         self._lock = Lock()
 
@@ -78,18 +78,18 @@ class Nvdec(Decoders):
     def take(self, pyav: PyAVDecoder) -> Decoder:
         """A decoder for a file that is open, here or on the cores."""
         from allocembed.video.decoders.nvdec.decoder import NvdecDecoder
-        from allocembed.video.decoders.nvdec.sessions import Slot
+        from allocembed.video.decoders.nvdec.sessions import DecoderSlot
 
         work = pixels(pyav.demuxer)
         place = self.turns.take_place(work) if self.shared else self.turns.wait_for_place(work)
         if self.shared and place is None:
             self.count(BUSY)
-            return OnCores(self.turns, pyav)
+            return CoreDecoder(self.turns, pyav)
         slot = None
         try:
             with self._lock:
                 slot = self._idle.pop() if self._idle else None
-            slot = slot or Slot(self.device)
+            slot = slot or DecoderSlot(self.device)
             return NvdecDecoder(self, slot, pyav, place)
         except BaseException:
             self.keep(slot)
@@ -100,13 +100,13 @@ class Nvdec(Decoders):
     def readers(self, cores: int) -> int:
         return self.places + max(1, cores // CORES_BESIDE)
 
-    def keep(self, slot: Slot | None) -> None:
+    def keep(self, slot: DecoderSlot | None) -> None:
         """Keep a slot for another file."""
         if slot is not None:
             with self._lock:
                 self._idle.append(slot)
 
-    def lend(self, key: Hashable, most: int) -> list[Slot]:
+    def lend(self, key: Hashable, most: int) -> list[DecoderSlot]:
         """Up to `most` idle slots with a session of this name."""
         with self._lock:
             found = [slot for slot in self._idle if key in slot.sessions][:most]
@@ -130,12 +130,12 @@ class Nvdec(Decoders):
                 self.declined[reason] += 1
 
     def tally(self) -> Tally:
-        """What was decoded so far."""
+        """Tally of the files decoded so far."""
         with self._lock:
             return Tally(self.files, Counter(self.declined))
 
     def _ask(self, codec: str, bits: int) -> dict[str, int]:
-        """What the GPU says about a codec, 4:2:0."""
+        """The GPU's capabilities for a codec, 4:2:0."""
         with self._lock:
             if (codec, bits) not in self._able:
                 library = self.library
@@ -149,7 +149,7 @@ class Nvdec(Decoders):
             return self._able[codec, bits]
 
 
-class BesidePyAV(Decoder):
+class PyAVCompanion(Decoder):
     """Leaves to PyAV's decoder what a subclass does not do itself."""
 
     def __init__(self, pyav: PyAVDecoder) -> None:
@@ -174,7 +174,7 @@ class BesidePyAV(Decoder):
         return self.pyav.in_order(wanted)
 
 
-class OnCores(BesidePyAV):
+class CoreDecoder(PyAVCompanion):
     """Decodes one file with PyAV, and says how long that took."""
 
     def __init__(self, turns: Turns, pyav: PyAVDecoder) -> None:
@@ -194,7 +194,7 @@ class OnCores(BesidePyAV):
 
 
 def pixels(demuxer: Demuxer) -> int:
-    """Of a picture, as the file says."""
+    """Pixels of a picture, as the file states them."""
     return max(1, demuxer.stream.width * demuxer.stream.height)
 
 

@@ -2,7 +2,7 @@
 
 Every packet that PyAV reads and every call of a decoder gives Python's lock away, and while many threads decode,
 getting it back takes longer than the work. So one read fetches many pictures, and the decoder gets them in one call.
-It is then told the time of the first one alone. Pictures are known by their order: one comes out for each that was
+It then gets the time of the first one alone. Pictures are known by their order: one comes out for each that was
 given, and they come out in the order of their times.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 
 from allocembed.video.decoders.base import FrameTable, SampleLayout, TableMismatch
 from allocembed.video.decoders.nvdec import CannotDecodeHere
-from allocembed.video.decoders.nvdec.bitstream import Entry, Stream
+from allocembed.video.decoders.nvdec.bitstream import StartPoint, Stream
 from allocembed.video.decoders.nvdec.display import Display
-from allocembed.video.decoders.nvdec.sessions import Session, Slot, Surface
+from allocembed.video.decoders.nvdec.sessions import DecoderSlot, Session, Surface
 from allocembed.video.decoders.pyav import SEEK_COST
 
 READ = 1 << 22  # bytes to read at once, unless one picture has more
@@ -81,7 +81,7 @@ class Order:
         self.missing |= {int(table.stamps[index]): index for index in indices}
 
     def expect(self, stamps: Sequence[int]) -> None:
-        """The decoder gets pictures with these times, and is told only the first one's."""
+        """The decoder gets pictures with these times, of which it is given only the first."""
         for stamp in stamps:
             heappush(self._due, stamp)
         self._known.add(stamps[0])
@@ -98,7 +98,7 @@ class Order:
                 yield from self._release()
 
     def finish(self, surfaces: Iterable[Surface]) -> Iterator[tuple[int, Surface]]:
-        """The same for the last that come out."""
+        """Identify the last pictures that come out."""
         yield from self.identify(surfaces)
         if self._due or self.missing:
             raise TableMismatch
@@ -122,8 +122,10 @@ class GroupReader:
     def close(self) -> None:
         self.file.close()
 
-    def batches(self, group: Group, most: int, left_out: Callable[[int], bool]) -> tuple[Entry, Iterator[PictureBatch]]:
-        """Where decoding can start with a group, and its batches, of at most that many pictures.
+    def batches(
+        self, group: Group, most: int, left_out: Callable[[int], bool]
+    ) -> tuple[StartPoint, Iterator[PictureBatch]]:
+        """The condition for decoding to start with a group, and its batches of at most `most` pictures.
 
         `left_out` says of a time whether its picture is left out if no other one refers to it.
         """
@@ -188,7 +190,9 @@ class GroupDecoder:
     What a group leaves in the session comes out when the next one begins, or in the end.
     """
 
-    def __init__(self, slot: Slot, session: Session, reader: GroupReader, display: Display, *, spares: bool) -> None:
+    def __init__(
+        self, slot: DecoderSlot, session: Session, reader: GroupReader, display: Display, *, spares: bool
+    ) -> None:
         self.slot, self.session, self.reader, self.display, self.spares = slot, session, reader, display, spares
         self.most = max(1, min(TOGETHER, TOGETHER_BYTES // display.bytes))
         self.order = Order(self._keep)
@@ -204,9 +208,9 @@ class GroupDecoder:
     def decode(self, table: FrameTable, group: Group) -> Iterator[tuple[int, Surface]]:
         """Yield wanted frames and their numbers, also those of the group before."""
         entry, batches = self.reader.batches(group, self.most, self._is_spare)
-        if entry is Entry.NOWHERE:
+        if entry is StartPoint.NOWHERE:
             raise OpenGroup
-        if entry is Entry.AFTER_END:
+        if entry is StartPoint.AFTER_END:
             yield from self.finish()
         self.order.want(table, group.wanted)
         for batch in batches:

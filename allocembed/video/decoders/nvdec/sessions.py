@@ -30,12 +30,12 @@ class Surface:
 class Session:
     """One decoder of the GPU, which serves one file after the other of the same kind.
 
-    The library can reconfigure a decoder, but then scales pictures to the size of the first file, writes past its
-    buffers where only the cropping differs, and keeps the number of reference pictures. So files share a session only
-    if their parameter sets are equal.
+    The library can reconfigure a decoder. But then it scales pictures to the size of the first file, and keeps the
+    number of reference pictures. Where only the cropping differs, it writes past its buffers. So files share a session
+    only if their parameter sets are equal.
     """
 
-    def __init__(self, library: Any, slot: Slot, codec: str, size: tuple[int, int]) -> None:
+    def __init__(self, library: Any, slot: DecoderSlot, codec: str, size: tuple[int, int]) -> None:
         self.library, self.fed, self.running = library, False, False
         self.pictures = 0
         """Decoded so far, of all files."""
@@ -65,7 +65,7 @@ class Session:
         return self._feed(packet)
 
     def decode_bytes(self, data: bytes, pts: int) -> list[Surface]:
-        """The same for a packet in Python's memory."""
+        """Decode a packet in Python's memory."""
         return self.decode(ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0, len(data), pts)
 
     def drain(self) -> list[Surface]:
@@ -84,7 +84,7 @@ class Session:
         return [Surface(frame.timestamp, frame) for frame in frames]
 
 
-class Slot:
+class DecoderSlot:
     """A stream of the GPU for one file at a time, and the sessions that last worked in it."""
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Who decodes the next file, where a GPU's decoders and the cores may both do it: who would finish it first."""
+"""Choose between a GPU's decoders and the cores for the next file: the one that would finish it first."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
 
-RECENT = 0.3  # share of the newest file in what a file is expected to take
-FORGET = 0.995  # what the cores took counts less with each file that finds no place, so that they are tried again
-LONGEST = 5.0  # seconds to wait for a place where the cores can take the file
-PATIENCE = 30.0  # seconds to wait where they cannot
-KEPT = 0.25  # seconds for which places beside a file's own are kept until it uses them
+RECENT = 0.3  # weight of the newest file in the running estimate
+FORGET = 0.995  # the estimate of the cores falls with each file that finds no place, so that they are tried again
+LONGEST_TURN_WAIT = 5.0  # seconds to wait for a place where the cores can take the file
+LONGEST_WAIT = 30.0  # seconds to wait where they cannot
+KEPT_SECONDS = 0.25  # seconds for which places beside a file's own are kept until it uses them
 
 
 class Turns:
@@ -30,15 +30,15 @@ class Turns:
         self._free = places
         self._changed = Condition()
         self._beside = 0  # places that files have beside their own
-        self._unused: list[Place] = []  # files' own places, where those beside are not in use yet
+        self._unused: list[DecoderPlace] = []  # files' own places, where those beside are not in use yet
         self._waiting = 0
         self._known = False  # what the cores take
 
-    def wait_for_place(self, work: int) -> Place | None:
+    def wait_for_place(self, work: int) -> DecoderPlace | None:
         """Take a place on the GPU; None if none becomes free, as where one thread has many files open."""
-        return self._take(work, PATIENCE)
+        return self._take(work, LONGEST_WAIT)
 
-    def take_place(self, work: int) -> Place | None:
+    def take_place(self, work: int) -> DecoderPlace | None:
         """Take a place on the GPU; None if the cores would finish the file before the GPU could."""
         if place := self._take(work, 0.0):
             return place
@@ -52,13 +52,13 @@ class Turns:
         """Seconds that it is worth to wait for a place; 0 if none is expected to be free in time."""
         with self._changed:
             if self._beside:
-                return LONGEST  # they will be free soon
+                return LONGEST_TURN_WAIT  # they will be free soon
             if self.gpu is None or self.cores is None:
-                return LONGEST
+                return LONGEST_TURN_WAIT
             self.cores *= FORGET
             gpu = self.gpu * work
             saved = self.cores * work - gpu
-            return min(saved, LONGEST) if saved > gpu * (self._waiting + 1) / self.places else 0.0
+            return min(saved, LONGEST_TURN_WAIT) if saved > gpu * (self._waiting + 1) / self.places else 0.0
 
     def note_cores(self, seconds: float, work: int) -> None:
         """The cores have decoded a file."""
@@ -67,7 +67,7 @@ class Turns:
             self._known = True
 
     def note_gpu(self, seconds: float, work: int, guess: float) -> None:
-        """The GPU has decoded a file, for which the cores would perhaps have taken `guess` seconds."""
+        """The GPU has decoded a file. On the cores it was estimated at `guess` seconds."""
         with self._changed:
             self.gpu = _recent(self.gpu, seconds / work)
             if not self._known:
@@ -79,7 +79,7 @@ class Turns:
             self._free += count
             self._changed.notify(count)
 
-    def widen(self, place: Place) -> None:
+    def widen(self, place: DecoderPlace) -> None:
         """Give a file places beside its own, if it has none: half of those that are free."""
         with self._changed:
             if place.held and not place.beside:
@@ -87,7 +87,7 @@ class Turns:
                 self._free -= place.beside
                 self._beside += place.beside
 
-    def use_beside(self, place: Place, most: int) -> int:
+    def use_beside(self, place: DecoderPlace, most: int) -> int:
         """Use up to `most` of the places beside one, and free the others; return how many are used."""
         with self._changed:
             if place in self._unused:
@@ -98,20 +98,20 @@ class Turns:
             self.free(spare)
             return place.beside
 
-    def _take(self, work: int, patience: float) -> Place | None:
+    def _take(self, work: int, patience: float) -> DecoderPlace | None:
         end = time.monotonic() + patience
         with self._changed:
             while not self._free:
                 now = time.monotonic()
-                for place in [place for place in self._unused if place.began + KEPT <= now]:
+                for place in [place for place in self._unused if place.began + KEPT_SECONDS <= now]:
                     self.use_beside(place, 0)
                 if self._free:
                     break
                 if now >= end:
                     return None
-                self._changed.wait(min([end, *(place.began + KEPT for place in self._unused)]) - now)
+                self._changed.wait(min([end, *(place.began + KEPT_SECONDS for place in self._unused)]) - now)
             self._free -= 1
-            place = Place(self, work)
+            place = DecoderPlace(self, work)
             self.widen(place)
             if place.beside:
                 self._unused.append(place)
@@ -128,7 +128,7 @@ class Turns:
                 self._waiting -= 1
 
 
-class Place:
+class DecoderPlace:
     """A place on the GPU, from now on until it is given back, and perhaps others beside it."""
 
     def __init__(self, turns: Turns, work: int) -> None:
@@ -144,8 +144,8 @@ class Place:
         return used
 
     def give_back(self, guess: float | None) -> None:
-        """Let other files have the places. If the GPU has decoded the file, `guess` is what the cores would perhaps
-        have taken. Only a file that was decoded in one place tells how long that takes."""
+        """Let other files have the places. If the GPU has decoded the file, `guess` are the seconds estimated
+        for the cores. Only a file that was decoded in one place is measured."""
         self.use_beside(0)
         if self.held:
             self.held = False

@@ -84,7 +84,7 @@ def render(
 
 
 def _frame_table(timelines: Timelines, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What to draw in each frame, as (B * T, columns) float32, and its scene (B * T,)."""
+    """Drawing instructions of each frame, (B * T, columns) float32, and its scene (B * T,)."""
     slots = slots_at(timelines, fractions)
     start, end, scene, fade = (
         np.take_along_axis(values, slots, axis=1)

@@ -47,7 +47,7 @@ BRIEF_CLAUSES = (
     "the word {sign}",
     "a sign that says {sign}",
 )
-REMEMBERED = 3  # events that a description of a whole video mentions
+REMEMBERED_EVENTS = 3  # events that a description of a whole video mentions
 OPENINGS = ("", "", "first ", "it starts with ", "the video shows ", "the video begins with ", "we first see ")
 JOINTS = (", then ", ", followed by ", "; next, ", ", after that ", "; later ", ", and then ")
 LAST_JOINTS = (", and finally ", "; it ends with ", ", and last ", ", then at the end ")
@@ -111,9 +111,9 @@ def describe_moment(timelines: Timelines, video: int, event: int, rng: random.Ra
 
 
 def describe_video(timelines: Timelines, video: int, rng: random.Random) -> str:
-    """A description of `REMEMBERED` events in order. Each names the object, the word or both; some name the place."""
+    """Describe `REMEMBERED_EVENTS` events in order. Each names the object, the word or both; some name the place."""
     count = int(timelines.events[video])
-    remembered = sorted(rng.sample(range(count), min(REMEMBERED, count)))
+    remembered = sorted(rng.sample(range(count), min(REMEMBERED_EVENTS, count)))
     parts = [rng.choice(OPENINGS)]
     for event in remembered:
         if len(parts) > 1:

@@ -1,4 +1,4 @@
-"""What each video shows at which time, drawn in numpy for a whole batch.
+"""Timelines: the scenes that each video shows, drawn at random in numpy for a whole batch.
 
 A video is divided into slots. Every event has a fixed slot, with up to `PIECES` slots of other material before it and
 after the last event. A slot of zero length is unused. With fixed slots every draw is an array operation, and batches of
@@ -34,7 +34,7 @@ Orientation = Literal["landscape", "portrait", "mixed"]
 
 
 class Scene(IntEnum):
-    """What a slot shows. Texts mention only EVENT."""
+    """The content of a slot. Texts mention only EVENT."""
 
     EVENT = 0
     PLACE = 1

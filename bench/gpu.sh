@@ -1,7 +1,7 @@
 #!/bin/sh
-# Measure decoding on a card: sh bench/card.sh OUT [tests] [nvdec] [rates] [table] [keyframe] [long] [growth]
+# Measure decoding on a GPU: sh bench/gpu.sh OUT [tests] [nvdec] [rates] [table] [keyframe] [long] [growth]
 #
-# Each part has a time limit and writes JSON to the folder OUT, and all write to OUT/card.log. They share the video files,
+# Each part has a time limit and writes JSON to the folder OUT, and all write to OUT/gpu.log. They share the video files,
 # which are written in the background first. DECODERS names the decoders of the tables.
 set -u
 out=$1
@@ -12,7 +12,7 @@ python=${PYTHON:-python3}
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root" || exit 1
 mkdir -p "$out" "$files"
-log=$out/card.log
+log=$out/gpu.log
 : >"$log"
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
@@ -39,7 +39,7 @@ if wanted table || wanted keyframe || wanted long || wanted rates || wanted grow
     $python bench/files.py "$files" --gop $gops $growth >"$files/log" 2>&1 &
     writer=$!
 fi
-wanted tests && run tests 110 $python -m pytest -n 0 -q -p no:cacheprovider -o faulthandler_timeout=45 --durations 5 tests/video/test_nvdec_card.py
+wanted tests && run tests 110 $python -m pytest -n 0 -q -p no:cacheprovider -o faulthandler_timeout=45 --durations 5 tests/video/test_nvdec_gpu.py
 wanted tests && run colours 60 $python -m pytest -n 0 -q -p no:cacheprovider -k on_a_gpu tests/video/test_colours.py
 wanted nvdec && run nvdec 120 $python bench/nvdec.py --shape qwen3-vl-2b --out "$out/nvdec.json"
 if [ -n "$writer" ]; then
