@@ -75,7 +75,7 @@ def test_whoever_works_the_index_is_the_same(workers, folder, finished, tmp_path
     report = index.add([folder, folder / "v0.mp4"], workers=workers, speech="tiny")
     # Two workers that get copies of one video at the same moment both embed it; its vectors are kept once.
     assert (report.embedded + report.moved, report.unchanged, report.total) == (12, 0, 14)
-    assert report.embedded in ((11, 12) if workers.apart else (11,)) and len(index.store.videos()) == 11
+    assert report.embedded in ((11, 12) if workers.separate else (11,)) and len(index.store.videos()) == 11
     assert sorted(Path(path).name for path, _ in report.failed) == ["bad.mp4", "dead.mp4"]
     assert [Path(path).name for path, _ in report.notes] == ["v2.srt"]
     assert report.lines == 2 + 2 + 1 and report.done == report.total and report.tokens > 0
