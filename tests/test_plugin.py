@@ -65,11 +65,12 @@ def test_embed_takes_a_family_and_an_allocator_of_the_package(python, checkpoint
     assert not np.array_equal(vectors["middle"], vectors["middle:0.9"])
 
 
-def test_an_index_is_made_opened_and_searched(python, checkpoint, tmp_path):
+@pytest.mark.parametrize("place", ["videos.index", "sqlite://videos.sqlite"])
+def test_an_index_is_made_opened_and_searched(python, checkpoint, tmp_path, place):
     (tmp_path / "videos").mkdir()
     write_videos(tmp_path / "videos", 3)
     named = ("--backbone", checkpoint, "--allocator", "middle", "--device", "cpu")
-    run(python, tmp_path, "index", "videos", "--to", "videos.index", *named)
-    found = json.loads(run(python, tmp_path, "search", "videos.index", "--like", "videos/1.avi", "--json"))
+    run(python, tmp_path, "index", "videos", "--to", place, *named)
+    found = json.loads(run(python, tmp_path, "search", place, "--like", "videos/1.avi", "--json"))
     assert Path(found[0]["path"]).name == "1.avi" and found[0]["score"] > 0.999
-    assert len(json.loads(run(python, tmp_path, "search", "videos.index", "a red car", "--json"))) == 3
+    assert len(json.loads(run(python, tmp_path, "search", place, "a red car", "--json"))) == 3
