@@ -164,7 +164,7 @@ def bucket(object_server, monkeypatch) -> str:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The address of a database on a PostgreSQL server of this session."""
+    """The address of a database on a PostgreSQL server that all tests share."""
     with postgres_server() as address:
         yield address
 
