@@ -108,6 +108,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, connections: Connections, http: Callable[[], asyncio.Protocol]) -> None:
         self._connections, self._make_http, self._http = connections, http, asyncio.Protocol()
         self._timer: asyncio.TimerHandle | None = None
+        self._has_next = False
+        """Whether bytes of the next request arrived before this one was answered."""
         self.since = time.monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -121,7 +123,9 @@ class Connection(asyncio.Protocol):
             self.turn_away(*TOO_MANY)
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_busy and self._timer is None:  # further bytes of a request do not extend its time
+        if self.is_busy:
+            self._has_next = True
+        elif self._timer is None:  # further bytes of a request do not extend its time
             self._start_timer(self.turn_away, *TOO_SLOW)
         self._http.data_received(data)
 
@@ -145,8 +149,11 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
 
     def end(self) -> None:
-        """Note that it is answered."""
+        """Note that it is answered. The time of a request that has begun meanwhile counts from now."""
         self.is_busy, self.since = False, time.monotonic()
+        if self._has_next and self._timer is None:
+            self._start_timer(self.turn_away, *TOO_SLOW)
+        self._has_next = False
 
     def turn_away(self, status: str, detail: str) -> None:
         """Answer without a request. Read on until the visitor closes the connection, but not for long."""
