@@ -45,6 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def ray_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A home folder for Ray's token, one for all tests of a process: Ray reads the token once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="session")
 def qwen2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save_qwen2(tmp_path_factory.mktemp("qwen2"))
 

@@ -9,10 +9,8 @@ from allocembed.workers.pool import PooledWorkers
 
 
 @pytest.fixture(scope="package")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # where Ray keeps its token
-        with find_workers("ray", WorkerOptions(workers=2)) as workers:
-            assert isinstance(workers, PooledWorkers)
-            workers.connect()
-            yield
+def ray_cluster(ray_home: None) -> Iterator[None]:
+    with find_workers("ray", WorkerOptions(workers=2)) as workers:
+        assert isinstance(workers, PooledWorkers)
+        workers.connect()
+        yield
