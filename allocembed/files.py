@@ -20,6 +20,7 @@ BLOCKS = 64  # 4 MB of a file are read, so that a terabyte of renamed videos is 
 DANGLING = "a link to a file that does not exist; restore the file, or remove the link"
 NOT_REGULAR = "not a regular file; only files can be indexed"
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # Windows has neither this nor FIFOs
+LATEST_NANOSECONDS = 2**63 - 1
 NOT_UTF8 = "its name is not valid UTF-8; rename it"
 
 
@@ -91,7 +92,7 @@ def walk_videos(sources: Iterable[str | Path], unread: dict[str, str]) -> Iterat
                     yield FileEntry(name, error=DANGLING)
             else:
                 cause = "" if S_ISREG(status.st_mode) else NOT_REGULAR
-                yield FileEntry(name, size=status.st_size, changed=status.st_mtime_ns, error=cause)
+                yield FileEntry(name, size=status.st_size, changed=changed_at(status), error=cause)
 
 
 def _objects(source: str, unread: dict[str, str]) -> Iterator[FileEntry]:
@@ -153,6 +154,14 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     if not S_ISREG(status.st_mode):
         raise OSError(EINVAL, "it is not a regular file")
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def changed_at(status: os.stat_result) -> int:
+    """When a file was changed, in nanoseconds since 1970, within what 64 bits hold: 1677 to 2262.
+
+    A camera without a clock, or a copy tool, may state any year.
+    """
+    return min(max(status.st_mtime_ns, -LATEST_NANOSECONDS), LATEST_NANOSECONDS)
 
 
 def is_there(path: str | Path) -> bool:

@@ -18,7 +18,7 @@ from allocembed.bulk import EmbedTask, embed_all
 from allocembed.cli.options import FLAT, UNSET, AsJson, Command, Config, Engine, Flag, Place, Places, UsageError
 from allocembed.config import EmbedConfig
 from allocembed.errors import ConfigError, MissingDependency, VideoError
-from allocembed.files import FileEntry, cannot_read, find_videos
+from allocembed.files import FileEntry, cannot_read, changed_at, find_videos
 from allocembed.output.console import complain, progress, say
 from allocembed.output.files import make_room
 from allocembed.output.parts import PartFolder
@@ -209,7 +209,7 @@ def _entries_of(path: Place, separate: bool) -> list[FileEntry]:
     if not separate:
         return [FileEntry(str(path))]
     about = Path(path).stat()
-    return [FileEntry(str(absolute(path)), size=about.st_size, changed=about.st_mtime_ns)]
+    return [FileEntry(str(absolute(path)), size=about.st_size, changed=changed_at(about))]
 
 
 def _videos_below(folder: Place, failed: list[str], separate: bool) -> list[FileEntry]:

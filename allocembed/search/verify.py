@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from allocembed.files import FileEntry, cannot_read, fingerprint, is_there
+from allocembed.files import FileEntry, cannot_read, changed_at, fingerprint, is_there
 from allocembed.remote.objects import is_remote
 from allocembed.search.index import VideoIndex
 from allocembed.search.store import INSIDE, SPEECH, TextSource
@@ -55,7 +55,7 @@ def _subtitle_problems(source: TextSource) -> list[str]:
         return [f"{path}: the subtitles no longer exist; run allocembed index on their folder"]
     except OSError as error:
         return [f"{path}: {cannot_read(error)}"]
-    if (status.st_size, status.st_mtime_ns) != (source.size, source.changed):
+    if (status.st_size, changed_at(status)) != (source.size, source.changed):
         return [f"{path}: the subtitles have changed; run allocembed index on their folder"]
     return []
 

@@ -315,3 +315,18 @@ def test_sizes_that_a_kill_between_the_tables_left_out_are_read_again(index, fol
     assert index.add([folder]).embedded == 0
     assert {file.path: (file.width, file.height, file.duration) for file in index.files()} == whole
     assert min(width for width, _, _ in whole.values()) > 0
+
+
+@pytest.mark.parametrize("year", [1500, 2300])
+def test_a_date_beyond_what_an_index_can_hold_ends_no_run(tmp_path, folder, config, embedder, year):
+    seconds = (year - 1970) * 31_556_952
+    (folder / "v1.srt").write_text("1\n00:00:00,000 --> 00:00:01,000\na needle\n")
+    for name in ("v0.mp4", "v1.srt"):
+        os.utime(folder / name, ns=(seconds * 10**9, seconds * 10**9))
+    if (folder / "v0.mp4").stat().st_mtime_ns != seconds * 10**9:
+        pytest.skip("this file system does not hold such dates")
+    index = VideoIndex.create(tmp_path / "dated", config, embedder=embedder)
+    first, again = index.add([folder]), index.add([folder])
+    assert first.embedded and not first.failed and first.lines == 1
+    assert (again.embedded, again.lines, again.unchanged) == (0, 0, first.embedded + first.moved)
+    assert verify(index) == []

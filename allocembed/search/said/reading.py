@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocembed.errors import VideoError
-from allocembed.files import FileEntry, cannot_read
+from allocembed.files import FileEntry, cannot_read, changed_at
 from allocembed.search.said.streams import read_streams
 from allocembed.search.said.subtitles import LARGEST_SUBTITLES, Line, beside, decoded, parse, read_bytes
 from allocembed.search.store.base import INSIDE, SPEECH, LineStore, TextSource
@@ -104,7 +104,7 @@ class SaidReading:
             try:
                 status = Path(path).stat()
                 old = self.sources.get((file.path, path))
-                stamp = (file.video, status.st_size, status.st_mtime_ns)
+                stamp = (file.video, status.st_size, changed_at(status))
                 if old is not None and (old.video, old.size, old.changed) == stamp and not recheck:
                     continue
                 content = read_bytes(path)
@@ -197,4 +197,4 @@ def _is_unchanged(file: FileEntry) -> bool:
         status = Path(file.path).stat()
     except OSError:
         return False
-    return (status.st_size, status.st_mtime_ns) == (file.size, file.changed)
+    return (status.st_size, changed_at(status)) == (file.size, file.changed)
