@@ -242,3 +242,13 @@ def test_an_adapter_that_does_not_fit_is_refused(qwen2_folder, tmp_path):
     save_file(strange, tmp_path / "adapter_model.safetensors")
     with pytest.raises(BackboneError, match="does not fit"):
         load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize("sections", [0, [1], ["a", 1, 1]])
+def test_positions_that_cannot_be_shared_out_are_a_damaged_config(folder, tmp_path, sections):
+    copy = shutil.copytree(folder, tmp_path / "odd")
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["rope_parameters"]["mrope_section"] = sections
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BackboneError, match=r"mrope_section|cannot load"):
+        load_backbone(copy, device="cpu")

@@ -48,6 +48,17 @@ class QwenVLBackbone(LayerwiseBackbone):
             raise BackboneError(
                 f"the tokenizer of {self.name} lacks {VIDEO_PAD}: its tokenizer files are missing or another model's"
             )
+        stated = getattr(self.model.config.text_config, "rope_parameters", None) or {}
+        sections = stated.get("mrope_section", [1, 1, 1])
+        if not (
+            isinstance(sections, list | tuple)
+            and len(sections) == 3
+            and all(isinstance(each, int) for each in sections)
+        ):
+            raise BackboneError(
+                f"the config of {self.name} is damaged: mrope_section must be three whole numbers, not {sections!r}; "
+                "download or save it again"
+            )
         use_row_attention(self.tower)
         sliding = "sliding_attention" in (getattr(self.model.config.text_config, "layer_types", None) or ())
         if not sliding:
