@@ -6,6 +6,7 @@ A format is a function in a module of `formats`, and a line in `FORMATS`.
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -37,27 +38,27 @@ FORMATS = Names[WriteFormat](
 """Formats by the end of a file's name."""
 
 
-class VectorOutput:
+class VectorOutput(ABC):
     """The output of many videos' vectors: a file, or a folder of files that several processes write."""
 
     keyed = False
     """Whether rows have a `key`, which stands for a path with its size and date."""
 
-    def settle(self, settings: dict[str, Any]) -> None:
+    def settle(self, settings: dict[str, Any]) -> None:  # noqa: B027 (a new file has nothing to compare with)
         """Make sure that what is there was made with the same settings."""
 
-    def look(self) -> None:
+    def look(self) -> None:  # noqa: B027 (likewise)
         """Look at what was written since the last look."""
 
     def holds(self, source: str, key: str) -> bool:
         """Whether there was a video at the last look, as it is now."""
         return False
 
+    @abstractmethod
     def write_rows(self, rows: Sequence[Row]) -> None:
         """Add rows."""
-        raise NotImplementedError
 
-    def drop_changed(self) -> None:
+    def drop_changed(self) -> None:  # noqa: B027 (likewise)
         """Drop the rows of videos that were not there as they are now."""
 
 
